@@ -25,6 +25,7 @@ from .modules.lowrank import LowRankLinear as LowRankLinear
 from .moments.collect import MemoryPolicy as MemoryPolicy
 from .moments.losses import SampledLabels as SampledLabels
 from .moments.losses import next_tokens as next_tokens
+from .parts.tokens import set_tokens as set_tokens
 from .result import CompressionResult as CompressionResult
 from .result import Costs as Costs
 from .result import Method as Method

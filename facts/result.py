@@ -221,7 +221,7 @@ class Summary:
         if self.method.search.startswith("Uniform("):
             options.insert(0, 'search="cors_fisher"')
         if self.method.parts == "layers":
-            options.insert(0, 'parts="units"')
+            options.insert(0, 'parts=("units", "tokens")')
         if self.method.form == "plain" and self.method.parts == "layers":
             options.insert(0, 'form="pivoted"')
         return f"try {', '.join(options).removeprefix('or ')}"

@@ -178,6 +178,11 @@ class Calibration:
         """The parts that become layers of low rank."""
         return {name: part for name, part in self.parts.items() if not (part.is_unit or part.shortens)}
 
+    @property
+    def shortens(self) -> bool:
+        """Whether some parts are tokens."""
+        return any(part.shortens for part in self.parts.values())
+
     @cached_property
     def append_one(self) -> frozenset[str]:
         """Layers whose biases absorb the mean of the truncation error; biases of units always do."""
@@ -202,6 +207,15 @@ class Calibration:
             part = part_at(model, name, self.kinds)
             assert part
             parts[name] = part.in_form(self.form).after(earlier)
+        return self._changed(model, parts)
+
+    def of_merged(self, model: nn.Module, tokens: Plan) -> "Calibration":
+        """The same calibration for a network with merged tokens; the parts are the others."""
+        return self._changed(
+            model, {name: each.given(tokens) for name, each in self.parts.items() if not each.shortens}
+        )
+
+    def _changed(self, model: nn.Module, parts: dict[str, Part]) -> "Calibration":
         flops = None if self.example is None else count_flops(model, self.example, "paper")
         return replace(self, model=model, rewritten=rewritten(model, parts), parts=parts, flops=flops)
 
@@ -218,9 +232,17 @@ class Calibration:
         yield from self.execution.memory.groups(self.linears)
 
     def moments(
-        self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
+        self,
+        wanted: Iterable[Moment],
+        only: Collection[str] | None = None,
+        cached: bool = True,
+        along: Collection[Moment] = (),
     ) -> dict[str, LayerMoments]:
-        """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache."""
+        """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache.
+
+        Those `along` are collected in the same pass, for the cache.
+        """
+        wanted = [*wanted, *along]
         return collect_moments(
             self.rewritten,
             self.linears,
@@ -241,12 +263,19 @@ class Calibration:
         return estimator
 
     def collect(self, estimators: Iterable[Estimator]) -> None:
-        """Cache the moments that estimators need, collected together; skip estimators with cached decompositions."""
+        """Cache the moments that estimators need, collected together; skip estimators with cached decompositions.
+
+        One whose moments the cache does not keep is decomposed, since they are only in memory.
+        """
         suited = map(self.suited, estimators)
         waiting = [estimator for estimator in suited if not are_decomposed(self.cache, estimator)]
         wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments if moment.is_kept)
-        for names in self.groups() if wanted else ():
-            self.moments(wanted, names)
+        passing = [each for each in waiting if not all(moment.is_kept for moment in each.moments)]
+        if passing and self.cache:
+            self._decompose(passing[0], along=wanted)
+        else:
+            for names in self.groups() if wanted else ():
+                self.moments(wanted, names)
 
     def _cache_of(self, names: Collection[str] | None) -> Cache | None:
         """Cache of a group of layers (None for all); each of several groups has its own folder."""
@@ -269,13 +298,14 @@ class Calibration:
                 known = self._decompose(estimator) if known is None else known
         return known
 
-    def _decompose(self, estimator: Estimator) -> dict[str, Decomposition]:
+    def _decompose(self, estimator: Estimator, along: Collection[Moment] = ()) -> dict[str, Decomposition]:
+        """Decompose every layer; the moments `along` are collected in the same pass, for the cache."""
         decompositions: dict[str, Decomposition] = {}
         for names in self.groups():
             last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
             if estimator.moments:
                 with stage("calibration"):
-                    last, moments = see_data(estimator, partial(self.moments, only=names))
+                    last, moments = see_data(estimator, partial(self.moments, only=names, along=along))
             layers = {name: self.linears[name] for name in names}
             append_one = self.append_one if estimator.moments else frozenset()
             with stage("decomposition"):
@@ -313,6 +343,7 @@ def prepare(
     parts: str | Collection[str] = "layers",
     form: FormName | None = None,
     fit_bias: bool = False,
+    protected: int | None = None,
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
 
@@ -323,7 +354,8 @@ def prepare(
     truncated: `layers`, `units`, which are attention's products and hidden units (layers in no unit stay layers),
     `tokens`, another name in `facts.parts.KINDS`, or several of them. Low-rank layers are stored in a `form` (default:
     `default_form`). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default:
-    that of the data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data.
+    that of the data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data. The first
+    `protected` tokens are never merged (default: class, distillation and register tokens, as far as they are known).
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
@@ -369,7 +401,7 @@ def prepare(
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     if may_miss:
         selection = selection.without(_unused(selection, probe, loss, targets, execution.precision), NOT_REACHED)
-    found, reasons = find(selection, parts, probe, FORMS[form](execution.precision))
+    found, reasons = find(selection, parts, probe, FORMS[form](execution.precision), protected)
     return Calibration(
         model=selection.model,
         rewritten=rewritten(selection.model, found),

@@ -112,7 +112,7 @@ def compress(
             layers=layers[convolutions],
             execution=execution,
             input_shape=task.input_shape(network),
-            parts=parts or default_parts(calibration, estimator, search, form, convolutions),
+            parts=parts or default_parts(calibration, budget.costs or {"flops"}, estimator, search, form, convolutions),
             fit_bias=fit_bias,
         )
         methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form}
@@ -140,8 +140,6 @@ def _refuse_one_network(search: str | None, parts: str | None, *others: Any) -> 
     """Refuse options that make one network, not a folder for every budget."""
     if any(others):
         raise ValueError("--elastic serves every budget: leave out --recover and --dtype, or use them on cuts")
-    if parts and "tokens" in parts:
-        raise ValueError("--elastic has no folders for tokens yet: choose --parts units or layers with it")
     if search not in (None, "cors", "cors_fisher"):
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
 

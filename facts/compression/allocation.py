@@ -1,7 +1,7 @@
 """Allocation of ranks: a search, in rounds for units, the network of its plan, and the measured latency if bounded.
 
 A search adds up errors that were measured one by one at the current network; far from it, their sum is too small. So
-units are narrowed in steps, and everything is measured again after each.
+units are narrowed in steps, and everything is measured again after each; with tokens, once, where these are merged.
 """
 
 import logging
@@ -24,6 +24,8 @@ from facts.parts import Part, Plan
 from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
+from facts.search.methods.cors_fisher import CoRSFisher
+from facts.search.methods.uniform import Uniform
 from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)
@@ -61,11 +63,15 @@ def compress_prepared(
             decompositions = current.decompositions(estimator)
             return replace(whole, calibration=current, decompositions=decompositions, bounds=nearer, limits=limits)
 
-        rounds = rounds_to(bounds, budget.rounds, bool(calibration.units))
-        current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)
+        rounds = rounds_to(bounds, budget.rounds, bool(calibration.units), calibration.shortens)
+        steps = [] if calibration.shortens else rounds
+        current, narrowed = narrow_in_rounds(calibration, search, steps, problem_at)
         problem = problem_at(current, 0)
         with stage("search"):
-            allocated = allocate_ranks(problem, search, timing)
+            if rounds and calibration.shortens and isinstance(search, CoRSFisher):
+                allocated, rounds = allocate_merged(problem, search)
+            else:
+                allocated = allocate_ranks(problem, search, timing)
         plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
         summary = Summary(
             Costs.of(whole, plan, allocated.model, allocated.latency),
@@ -85,8 +91,14 @@ def compress_prepared(
     )
 
 
-def rounds_to(bounds: Mapping[CostName, float], rounds: tuple[float, ...] | None, has_units: bool) -> list[float]:
+def rounds_to(
+    bounds: Mapping[CostName, float], rounds: tuple[float, ...] | None, has_units: bool, has_tokens: bool = False
+) -> list[float]:
     """Ratios to stop at on the way to the bounds, in descending order: the given ones, or the default."""
+    if rounds and has_tokens:
+        raise ValueError(
+            "rounds are for units without tokens, which stop once, where tokens are merged: leave them out"
+        )
     if rounds is None:
         pays = has_units and "latency" not in bounds and min(bounds.values()) <= PAYS_BELOW
         return [FIRST] if pays else []
@@ -155,6 +167,27 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
         num_corrections += 1
 
 
+def allocate_merged(problem: AllocationProblem, search: Search) -> tuple[AllocatedNetwork, list[float]]:
+    """Search for tokens, and for the widths with everything else measured again where these are merged.
+
+    Returns also the ratio of the cost at which it was measured again, if at all.
+    """
+    first = search_plan(problem, search)
+    tokens = {name: first.plan[name] for name, part in problem.parts.items() if part.shortens}
+    calibration = problem.calibration
+    if not any(tokens.values()):
+        model = calibration.apply(first.plan, problem.decompositions)
+        return AllocatedNetwork(first, model, problem.decompositions), []
+    merged = calibration.of_merged(calibration.apply(tokens, problem.decompositions), tokens)
+    limits = tuple(most - used for most, used in zip(problem.budget, problem.spent(tokens), strict=True))
+    decompositions = merged.decompositions(problem.estimator)
+    result = search_plan(replace(problem, calibration=merged, decompositions=decompositions, limits=limits), search)
+    decompositions = {**problem.decompositions, **decompositions}
+    plan = {name: tokens[name] if name in tokens else result.plan[name] for name in problem.parts}
+    stop = problem.spent(dict.fromkeys(plan) | tokens)[0] / problem.dense[0]
+    return AllocatedNetwork(replace(result, plan=plan), calibration.apply(plan, decompositions), decompositions), [stop]
+
+
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     """Run a search, unless the dense plan fits. Raises `ValueError` if the search's plan exceeds the budget."""
     method, dense = type(search).__name__, dict.fromkeys(problem.parts)
@@ -180,9 +213,9 @@ def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None
         return
     if not search.chooses_tokens:
         raise ValueError(f"{type(search).__name__} cannot choose tokens: take search=cors_fisher, cors or uniform")
-    if not isinstance(problem.estimator, TwoSidedEstimator):
+    if not isinstance(problem.estimator, TwoSidedEstimator) and not isinstance(search, Uniform):
         name = type(problem.estimator).__name__
-        raise ValueError(f"tokens are merged in the metric of output gradients, which {name} lacks: {TAKE_TWO_SIDED}")
+        raise ValueError(f"{name} has no metric of tokens, only keys: take search=uniform, or {TAKE_TWO_SIDED}")
     if all(shortening) and problem.bounds.keys() != {"flops"}:
         raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
 

@@ -59,7 +59,7 @@ def compress(
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each part: a name or an instance (default: `facts`) |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
-    | `parts` | `units`, which are attention's products and hidden units, `layers`, `tokens`, or several (see below) |
+    | `parts` | `units`, which are attention's products and hidden units, `tokens`, `layers`, or several (see below) |
     | `form` | how a layer of rank k is stored: `plain` or `pivoted` (default; in half precision `plain`) |
     | `ratio` | the fraction of the cost that remains (default: one half, if nothing else is bounded) |
     | `cost` | what `ratio` bounds: `flops`, `params`, or `latency` of the whole network on one calibration batch |
@@ -70,13 +70,13 @@ def compress(
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
     | `layers` | names; a pattern, `"tower.*"`; `"all"`, with 1x1 convolutions; `"linear"` ones (default if any) |
 
-    By default, units are truncated. Layers are truncated instead, as in published methods, if an estimator, a search, a
-    form or layers (other than by a pattern) are named, and without data. `("units", "tokens")` also merges tokens that
-    are alike, in blocks with global attention. In the plan, a 1x1 convolution is called `<name>.linear`. The result's
-    `skipped` gives the reason for each layer that was not compressed. `facts.SampledLabels(loss)` draws labels from the
-    network: the true Fisher. Processes that have joined a group share the data and get the same plan. Raises
-    `ValueError` for arguments out of range, for data that do not suit the loss, and for a budget that no plan of the
-    search meets.
+    By default, units are truncated and, unless only parameters are bounded, tokens that are alike are merged in blocks
+    with global attention. Layers are truncated instead, as in published methods, if an estimator, a search, a form or
+    layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is called
+    `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
+    `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
+    the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
+    and for a budget that no plan of the search meets.
     """
     given = model.model if isinstance(model, Calibration) else model
     refuse_unfit_network(given)
@@ -100,7 +100,7 @@ def compress(
                 model,
                 calibration,
                 layers=layers,
-                parts=parts or default_parts(calibration, *named),
+                parts=parts or default_parts(calibration, budget.costs or {cost}, *named),
                 form=form,
                 loss=loss,
                 execution=execution or DEFAULT_EXECUTION,
@@ -124,10 +124,14 @@ def compress(
     return replace(result, summary=replace(result.summary, method=method))
 
 
-def default_parts(calibration: Iterable[Any] | None, *named: object) -> str:
-    """Units, which keep most accuracy (results/photos); layers if `named`, or where units cannot work."""
-    are_layers = calibration is None or any(each is not None for each in named)
-    return "layers" if are_layers else "units"
+def default_parts(calibration: Iterable[Any] | None, costs: Collection[CostName], *named: object) -> str:
+    """Units and tokens, which keep most accuracy (results/photos); layers if `named`, or where units cannot work.
+
+    If only parameters are among the bounded `costs`, units alone: fewer tokens do not save any.
+    """
+    if calibration is None or any(each is not None for each in named):
+        return "layers"
+    return "units" if set(costs) == {"params"} else "units,tokens"
 
 
 def default_search(calibration: Calibration) -> Search:

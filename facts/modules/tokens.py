@@ -36,24 +36,25 @@ class Pairs:
     num_protected: int
 
     @classmethod
-    def nearest(cls, x: Tensor, sizes: Tensor, number: int, num_protected: int, directions: Tensor) -> Self:
-        """Choose `number` pairs, each token of the first kind with its nearest of the second.
+    def nearest(cls, features: Tensor, sizes: Tensor, number: int, num_protected: int, by_cosine: bool = False) -> Self:
+        """Choose `number` pairs, each token of the first kind with its nearest of the second by `features [N, n, k]`.
 
-        The distance of tokens a and b of sizes s and t is the increase s t / (s + t) ‖R (a - b)‖², with `directions`
-        R `[k, D]`: Ward's rule (docs/methods.md). Equal distances are taken in the order of positions.
+        The distance of tokens a and b of sizes s and t is the increase s t / (s + t) ‖a - b‖², Ward's rule
+        (docs/methods.md), or their negative cosine. Equal distances are taken in the order of positions.
         """
-        features = F.linear(x[:, num_protected:].float(), directions.float())
-        free = sizes[:, num_protected:]
-        (a, b), (s, t) = ((each[:, ::2], each[:, 1::2]) for each in (features, free))
-        squared = a.square().sum(-1)[..., None] + b.square().sum(-1)[:, None] - 2 * a @ b.mT
-        increase = squared * (s[..., None] * t[:, None] / (s[..., None] + t[:, None]))
-        nearest = increase.argmin(dim=-1)  # the first of equal ones
-        least = increase.gather(-1, nearest[..., None])[..., 0]
+        free = F.normalize(features, dim=-1) if by_cosine else features
+        (a, b), (s, t) = ((each[:, num_protected::2], each[:, num_protected + 1 :: 2]) for each in (free, sizes))
+        distances = -a @ b.mT
+        if not by_cosine:
+            squared = a.square().sum(-1)[..., None] + b.square().sum(-1)[:, None] + 2 * distances
+            distances = squared * (s[..., None] * t[:, None] / (s[..., None] + t[:, None]))
+        nearest = distances.argmin(dim=-1)  # the first of equal ones
+        least = distances.gather(-1, nearest[..., None])[..., 0]
         left = _order(least)[:, :number]
         into = num_protected + 1 + 2 * nearest.gather(1, left)
         left = num_protected + 2 * left
         leaves = torch.zeros_like(sizes, dtype=torch.int64).scatter(1, left, 1)
-        remaining = _order(leaves)[:, : x.shape[1] - number]
+        remaining = _order(leaves)[:, : sizes.shape[1] - number]
         afterwards = (1 - leaves).cumsum(1) - 1
         afterwards = afterwards.scatter(1, left, afterwards.gather(1, into))
         return cls(left, into, remaining, afterwards, num_protected)
@@ -91,15 +92,20 @@ class Tokens:
         return cls(x, torch.ones(x.shape[:2], dtype=torch.float32, device=x.device), places)
 
     @torch.no_grad()
-    def pairs(self, number: int, num_protected: int, directions: Tensor) -> list[Pairs]:
-        """Choose what to merge, the least increase first, until `number` tokens remain: half of them in each pass."""
+    def pairs(self, number: int, num_protected: int, directions: Tensor, keys: Tensor | None = None) -> list[Pairs]:
+        """Choose what to merge, the nearest first, until `number` tokens remain: half of them in each pass.
+
+        The distance is Ward's increase along `directions [k, D]`, or the cosine of `keys [N, n, d]` (Bolya et al.,
+        "Token Merging", ICLR 2023).
+        """
         passes: list[Pairs] = []
-        tokens = self
         with without_autocast(self.x.device):
-            while (excess := tokens.x.shape[1] - number) > 0:
-                most = (tokens.x.shape[1] - num_protected) // 2
-                passes.append(Pairs.nearest(tokens.x, tokens.sizes, min(excess, most), num_protected, directions))
-                tokens = tokens.merged(passes[-1:])
+            features = F.linear(self.x.float(), directions.float()) if keys is None else keys.float()
+            sizes, by_cosine = self.sizes, keys is not None
+            while (excess := sizes.shape[1] - number) > 0:
+                most = (sizes.shape[1] - num_protected) // 2
+                passes.append(Pairs.nearest(features, sizes, min(excess, most), num_protected, by_cosine))
+                features, sizes = passes[-1].merged(features, sizes)
         return passes
 
     def merged(self, passes: Iterable[Pairs]) -> Self:
@@ -131,16 +137,21 @@ def _rows(positions: Tensor, like: Tensor) -> Tensor:
 
 
 class ProportionalAttention(TorchFunctionMode):
-    """Within it, attention counts each key as often as its size `[N, n]`, by adding the logarithm to its scores."""
+    """Within it, attention counts each key as often as its size `[N, n]`, by adding the logarithm to its scores.
+
+    `keys [N, heads, n, d]` are the last ones that `scaled_dot_product_attention` took.
+    """
 
     def __init__(self, sizes: Tensor):
         super().__init__()
         self.bias = sizes.log()[:, None, None, :]
+        self.keys: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
             query, key, value, *others = args
+            self.keys = key
             mask = others.pop(0) if others else kwargs.pop("attn_mask", None)
             if mask is not None and mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
@@ -153,18 +164,20 @@ class ProportionalAttention(TorchFunctionMode):
 
 @dataclass
 class Passage:
-    """One call of a block: the tokens that entered, and the passes that its entry has merged them by."""
+    """One call of a block: the tokens that entered, its attention, and the passes its entry has merged them by."""
 
     tokens: Tokens
+    attention: ProportionalAttention
     passes: list[Pairs] = field(default_factory=list)
 
 
 class Merge(nn.Module):
     """Choose tokens to merge until `kept` remain of the `original` ones; other image sizes keep the same share.
 
-    Without `directions`, a block goes on with what an earlier one has merged. If it merges `inside`, tokens are chosen
-    where its entry sees them, and its exit gives those that entered the block their merged one's outputs: the block
-    adds these to tokens that are not merged yet, and the sums are merged at its end.
+    Without `directions`, a block goes on with what an earlier one has merged; if there are 0 of them, tokens are merged
+    by the cosine of their keys, which needs to be `inside`. If it merges inside, tokens are chosen where its entry sees
+    them, and its exit gives those that entered the block their merged one's outputs: the block adds these to tokens
+    that are not merged yet, and the sums are merged at its end.
     """
 
     def __init__(
@@ -180,14 +193,21 @@ class Merge(nn.Module):
         self.register_buffer("directions", directions)
         self.passages: dict[int, Passage] = {}  # by thread
 
-    def forward(self, tokens: Tokens) -> list[Pairs]:
+    def forward(self, tokens: Tokens, attention: ProportionalAttention | None = None) -> list[Pairs]:
         """Choose the passes; none without directions."""
         if self.directions is None:
             return []
         free, all_free = self.kept - self.num_protected, self.original - self.num_protected
         here = tokens.places.shape[1] - self.num_protected
         number = self.num_protected + max(1, (2 * here * free + all_free) // (2 * all_free))
-        return tokens.pairs(number, self.num_protected, self.directions)
+        if len(self.directions):
+            return tokens.pairs(number, self.num_protected, self.directions)
+        if attention is None or attention.keys is None:
+            raise ValueError(
+                "the keys of this attention are not seen, since it does not call scaled_dot_product_attention or is "
+                "after the merging: take an estimator of both sides, such as facts"
+            )
+        return tokens.pairs(number, self.num_protected, self.directions, attention.keys.mean(dim=1))
 
     def num_operations(self, tokens: Tokens, passes: list[Pairs]) -> int:
         """Operations of the product with the metric, if it merges any."""
@@ -246,8 +266,8 @@ class MergedBlock(Changed):
         tokens, merge = Tokens.of(x), self.tokens
         if not merge.inside:
             tokens = tokens.merged(merge(tokens))
-        merge.passages[_thread()] = passage = Passage(tokens)
-        with ProportionalAttention(tokens.sizes):
+        with ProportionalAttention(tokens.sizes) as attention:
+            merge.passages[_thread()] = passage = Passage(tokens, attention)
             outputs = super().forward(tokens.x, *args, **kwargs)
         del merge.passages[_thread()]
         first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -261,15 +281,15 @@ class MergingEntry(Changed):
     def forward(self, x: Tensor) -> Any:
         merge, passage = self.tokens, self.tokens.passages[_thread()]
         tokens = Tokens(x, passage.tokens.sizes, passage.tokens.places)
-        passage.passes = merge(tokens)
+        passage.passes = merge(tokens, passage.attention)
         return super().forward(tokens.merged(passage.passes).x)
 
 
 class RestoringExit(Changed):
-    """The last layer of a block, whose outputs go to all tokens that entered."""
+    """The last layer of a block, whose outputs go to all tokens that entered; hooks see those of merged ones."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = super().forward(x)
+    def __call__(self, x: Tensor) -> Tensor:
+        outputs = super().__call__(x)
         for pairs in reversed(self.tokens.passages[_thread()].passes):
             outputs = outputs.gather(1, _rows(pairs.afterwards, outputs))
         return outputs

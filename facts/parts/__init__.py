@@ -31,18 +31,22 @@ KINDS: dict[str, tuple[Kind, ...]] = {
 __all__ = ["KINDS", "Found", "Kind", "Part", "Plan", "apply", "emptied", "find", "part_at", "put", "rewritten"]
 
 
-def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) -> tuple[dict[str, Part], dict[str, str]]:
+def find(
+    selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN, protected: int | None = None
+) -> tuple[dict[str, Part], dict[str, str]]:
     """Find the parts of the `chosen` kinds, such as `units,tokens`, among selected layers, in the network's order.
 
-    Returns also the reasons why candidates were left alone. Raises `ValueError` if candidates cannot be run.
+    The first `protected` tokens are never merged (None finds out how many). Returns also the reasons why candidates
+    were left alone. Raises `ValueError` if candidates cannot be run.
     """
     model, free, candidates = selection.model, set(selection.layers), list[tuple[str, Kind]]()
-    kinds = kinds_of(chosen)
+    kinds = [kind.protecting(protected) for kind in kinds_of(chosen)]
     if kinds and probe.outputs is None:
         raise ValueError(f"{chosen} are found by running the network: give calibration data or input_shape")
     for owner, module in reversed(list(model.named_modules())):  # inner modules take their layers first
         for kind in kinds if owner else ():
-            if (names := kind.layers_of(owner, module)) is not None and free.issuperset(names):
+            within = any(layer.startswith(f"{owner}.") for layer in selection.layers)
+            if within and (names := kind.layers_of(owner, module)) is not None and free.issuperset(names):
                 candidates.append((owner, kind))
                 free.difference_update(names)
     found = [kind.find(model, owner, probe.calls.get(owner)) for owner, kind in reversed(candidates)]
@@ -54,12 +58,18 @@ def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) ->
     parts.sort(key=lambda part: place[(*part.layers, part.owner)[0]])
     reasons = {layer: reason for each in found for layer, reason in each.reasons.items()}
     parts = [part.with_rows(selection.rows).in_form(form) for part in parts]
-    for kind in kinds:
-        parts = kind.linked(model, parts, reasons)
+    parts = linked(model, parts, kinds, reasons)
     if chosen == "tokens" and not parts:
         why = next((f"{name}: {reason}" for name, reason in reasons.items()), "it has no list of blocks with attention")
         raise ValueError(f"no tokens of this {type(model).__name__} can be merged ({why}): choose other parts")
     return {part.name: part for part in parts}, reasons
+
+
+def linked(model: nn.Module, parts: list[Part], kinds: Iterable[Kind], reasons: dict[str, str]) -> list[Part]:
+    """Relate parts of these kinds to each other."""
+    for kind in kinds:
+        parts = kind.linked(model, parts, reasons)
+    return parts
 
 
 def kinds_of(chosen: str) -> list[Kind]:
@@ -70,9 +80,10 @@ def kinds_of(chosen: str) -> list[Kind]:
     return [kind for name in names for kind in KINDS[name]]
 
 
-def part_at(model: nn.Module, name: str, chosen: str) -> Part | None:
+def part_at(model: nn.Module, name: str, chosen: str, described: Mapping[str, Description] = {}) -> Part | None:
     """The part of the `chosen` kinds with a name, or the layer, without running the network; None if there is none."""
-    return next((part for kind in (*kinds_of(chosen), Layers()) if (part := kind.at(model, name))), None)
+    part = next((part for kind in (*kinds_of(chosen), Layers()) if (part := kind.at(model, name))), None)
+    return replace(part, **vars(described[name])) if part and name in described else part
 
 
 def rewritten(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
@@ -119,10 +130,7 @@ def emptied(
     """
     misfit = f"the plan does not fit this {type(dense).__name__}, load the network that was compressed"
     model = with_convolutions(dense, chosen, plan)
-    found = {name: part for name in plan if (part := part_at(model, name, chosen))}
-    parts = {
-        name: replace(part, **vars(described[name])) if name in described else part for name, part in found.items()
-    }
+    parts = {name: part for name in plan if (part := part_at(model, name, chosen, described))}
     within = {layer for part in parts.values() if part.is_unit for layer in part.layers}
     for name, rank in plan.items():
         if name not in parts or name in within:

@@ -7,7 +7,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
@@ -29,13 +29,20 @@ Plan = dict[str, int | None]
 
 @dataclass(frozen=True)
 class Description:
-    """Fields of a part in a compressed network that cannot be read off the original one's modules."""
+    """Fields of a part that cannot be read off the original network's modules; `behind` for costs only."""
 
     tokens: int
     protected: int
     size: int
     entry: str
     exit: str
+    num_directions: int
+    behind: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, part: Any) -> Self:
+        """The description of a part that has such fields."""
+        return cls(*(getattr(part, each.name) for each in fields(cls)))
 
 
 FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
@@ -102,6 +109,11 @@ class Part(ABC):
     def remaining(self, plan: Mapping[str, int | None]) -> int:
         """The number of tokens that the parts before it leave."""
         return next((left for stage in reversed(self.stages) if (left := plan.get(stage))), self.tokens)
+
+    def given(self, plan: Mapping[str, int | None]) -> Self:
+        """The same part, for good, after the parts before it have ranks."""
+        left = self.remaining(plan)
+        return replace(self, rows=self.rows * left // self.tokens, stages=(), tokens=left) if self.stages else self
 
     @property
     def alike(self) -> Any:
@@ -213,6 +225,10 @@ class Found:
 
 class Kind(ABC):
     """A kind of part: how to recognise it in a network."""
+
+    def protecting(self, protected: int | None) -> Self:
+        """The same kind with a number of tokens at the front that parts leave alone; None finds out."""
+        return self
 
     @abstractmethod
     def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:

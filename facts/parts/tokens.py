@@ -7,7 +7,7 @@ front), D features, k directions of the metric.
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import TAKE_TWO_SIDED, KroneckerFactors
+from facts.estimators.base import KroneckerFactors
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.tokens import (
     Changed,
@@ -56,6 +56,7 @@ class Merging(Part):
     an `exit`, the last layer, whose outputs are added to them; the layers `behind` the entry compute with the merged
     ones. Otherwise they are merged before the block. It is one of `length` blocks in a list, after those in `stages`.
     `before` and `dense` count weights of the layers in front of the entry and behind it, if they are in no other part.
+    Tokens are compared along `num_directions`; if there are none, by the cosine of their keys.
     """
 
     protected: int = 0
@@ -65,6 +66,7 @@ class Merging(Part):
     behind: tuple[str, ...] = ()
     length: int = 1
     before: int = 0
+    num_directions: int = 0
 
     shortens = True
 
@@ -79,10 +81,6 @@ class Merging(Part):
     @property
     def least(self) -> int:
         return self.protected + 1
-
-    @property
-    def num_directions(self) -> int:
-        return -(-self.size // SHARE_OF_DIRECTIONS)
 
     def rank_of_ratio(self, ratio: float) -> int:
         """The tokens left here if each block merges the same number, and a mean of `ratio` remain."""
@@ -120,9 +118,10 @@ class Merging(Part):
         return replace(self, dense=behind, before=sum(layers.values()) - behind)
 
     def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-        """Leading directions of B: of two tokens, a merge loses the size-weighted (a - b)ᵀ B (a - b)."""
+        """Leading directions of B, if any: a merge of two tokens loses the size-weighted (a - b)ᵀ B (a - b)."""
         if factors.B is None:
-            raise ValueError(f"tokens are merged in the metric of output gradients: {TAKE_TWO_SIDED}")
+            none = torch.zeros(0, self.size)
+            return Decomposition(none.mT, none, none[:, 0])
         values, vectors = torch.linalg.eigh(factors.B.double())
         values, vectors = values.flip(0)[: self.num_directions].clamp(min=0), vectors.flip(1)[:, : self.num_directions]
         directions = (vectors * (values / values[0].clamp(min=torch.finfo(values.dtype).tiny)).sqrt()).mT.float()
@@ -176,6 +175,10 @@ class Merging(Part):
     def after(self, earlier: Self) -> Self:
         return earlier
 
+    def stored_shapes(self, linear: LinearLayer) -> dict[str, tuple[int, ...]]:
+        k = self.num_directions
+        return {"left": (self.size, k), "right": (k, self.size), "energies": (k,), "num_repaired": ()}
+
 
 class _MergedStream(TokenStream):
     """The tokens of a stream, merged and restored."""
@@ -189,15 +192,52 @@ class _MergedStream(TokenStream):
         return tokens.merged(tokens.pairs(self.number, self.num_protected, self.directions.to(x.device))).restored()
 
 
+def set_tokens(model: nn.Module, counts: Mapping[str, int]) -> None:
+    """Change how many tokens the blocks of a network with merged tokens go on with, in place.
+
+    `counts` are by the names in its plan, `{"blocks.3.tokens": 171}`; no weight depends on them. Raises `ValueError`
+    for other names, and for counts that a block cannot have.
+    """
+    blocks = _merging(model)
+    for name, count in counts.items():
+        if name not in blocks:
+            raise ValueError(f"{name} merges no tokens: choose from {', '.join(blocks) or 'a network that does'}")
+        merge = blocks[name].tokens
+        if not isinstance(count, int) or not merge.num_protected < count <= merge.original:
+            raise ValueError(f"{name} can have {merge.num_protected + 1} to {merge.original} tokens, not {count!r}")
+    for name, count in counts.items():
+        blocks[name].tokens.kept = count
+
+
+def _merging(model: nn.Module) -> dict[str, MergedBlock]:
+    """The blocks that merge tokens, by the names of these parts."""
+    return {
+        f"{owner}.tokens": block
+        for owner, block in model.named_modules()
+        if isinstance(block, MergedBlock) and block.tokens.directions is not None
+    }
+
+
+@dataclass(frozen=True)
 class TokensOfBlocks(Kind):
-    """Blocks in a list whose outputs permute with their tokens, and in which a token can count as several."""
+    """Blocks in a list whose outputs permute with their tokens, and in which a token can count as several.
+
+    The first `protected` tokens are never merged; None finds out. If one block of a list is `unfit`, since its tokens
+    have places, others of its class are taken to be so too, without computing.
+    """
+
+    protected: int | None = None
+    unfit: set[tuple[str, type[nn.Module]]] = field(default_factory=set)
+
+    def protecting(self, protected: int | None) -> Self:
+        return type(self)(protected)
 
     def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
         return [] if any(True for _ in module.children()) else None
 
     def find(self, model: nn.Module, owner: str, call: Call | None) -> Found:
         name, block = f"{owner}.tokens", model.get_submodule(owner)
-        tokens = call and call[0] and call[0][0]
+        parent, tokens = owner.rpartition(".")[0], call and call[0] and call[0][0]
         if not call or not _is_entry(model, owner) or not isinstance(tokens, Tensor) or hasattr(block, "tokens"):
             return Found()
         if not tokens.is_floating_point() or tokens.ndim not in (3, 4):
@@ -207,12 +247,16 @@ class TokensOfBlocks(Kind):
         if tokens.shape[1] < FEWEST:
             return Found()
         count, size = tokens.shape[1:]
-        protected = num_protected(model, owner, count)
+        protected = num_protected(model, owner, count) if self.protected is None else self.protected
+        if (parent, type(block)) in self.unfit:
+            return Found(reasons={name: PLACES})
         if count - protected < FEWEST or (mixes := _mixes(block, call)) is False:
             return Found()
         if mixes is None or not _permutes(block, call, protected):
+            self.unfit.add((parent, type(block)))
             return Found(reasons={name: PLACES})
-        part = replace(_part(owner), tokens=count, protected=protected, size=size)
+        directions = -(-size // SHARE_OF_DIRECTIONS)
+        part = replace(_part(owner), tokens=count, protected=protected, size=size, num_directions=directions)
         inside = _inside(block, call, part)
         if inside and _counts(block, call, inside):
             return Found((inside,))
@@ -224,13 +268,12 @@ class TokensOfBlocks(Kind):
 
     def described(self, model: nn.Module) -> dict[str, Description]:
         found: dict[str, Description] = {}
-        for owner, block in model.named_modules():
-            if isinstance(block, MergedBlock) and (directions := block.tokens.directions) is not None:
-                merge, names = block.tokens, {type(each): name for name, each in block.named_modules()}
-                places = {base: name for kind, name in names.items() for base in kind.__bases__}
-                inside = places.get(MergingEntry, ""), places.get(RestoringExit, "")
-                description = Description(merge.original, merge.num_protected, directions.shape[1], *inside)
-                found[f"{owner}.tokens"] = description
+        for name, block in _merging(model).items():
+            merge, names = block.tokens, {type(each): name for name, each in block.named_modules()}
+            places = {base: name for kind, name in names.items() for base in kind.__bases__}
+            inside = places.get(MergingEntry, ""), places.get(RestoringExit, "")
+            num_directions, size = merge.directions.shape
+            found[name] = Description(merge.original, merge.num_protected, size, *inside, num_directions)
         return found
 
     def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:

@@ -20,8 +20,8 @@ from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
 from facts.modules.forms import FORMS
 from facts.modules.networks import without_autocast
-from facts.parts import part_at, rewritten, with_convolutions
-from facts.parts.base import INTEGERS
+from facts.parts import kinds_of, linked, part_at, rewritten, with_convolutions
+from facts.parts.base import INTEGERS, Description
 from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.save import save_compressed, write_card
@@ -44,15 +44,14 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     """Write a folder from which `facts.load_compressed(folder, ratio=0.6)` cuts a network for any budget.
 
     For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data with `rounds=()`, bit
-    by bit if both run on the same CPU. Without a budget, the folder loads as the dense network. Moments and errors are
-    computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded or
-    recovered, and for a search without an integer program.
+    by bit if both run on the same CPU. With tokens, of which `facts.compress` compares several plans on the data, a cut
+    has the plan of the least predicted error. Without a budget, the folder loads as the dense network. Moments and
+    errors are computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded
+    or recovered, and for a search without an integer program.
     """
     problem, search = result.problem, result.search
     if problem is None or result.summary.quality.recovery:
         raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
-    if any(part.shortens for part in problem.parts.values()):
-        raise ValueError('save_elastic has no folders for tokens yet: choose parts="units" or parts="layers"')
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
     calibration, folder = problem.calibration, Path(folder)
@@ -60,6 +59,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         decompositions = calibration.decompositions(problem.estimator)
         problem = replace(problem, decompositions=decompositions, bounds={"flops": SHOWN[0]}, latency=None)
         found = search.allocate(problem)
+        problem = replace(problem, sensitivity=None)  # a cut has no data either
     curve = tuple(_curve(problem, search, found.offered)) if found.predicted is not None else ()
     plan, made = dict.fromkeys(calibration.parts), result.summary.method
     costs = Costs.of(replace(problem, bounds={}), plan, calibration.model, latency={})
@@ -85,7 +85,8 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         fit_bias=calibration.fit_bias,
         input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
         reads_integers=isinstance(example, Tensor) and not example.is_floating_point(),
-        rows={part.layers[-1]: part.rows for part in parts.values()},
+        rows={part.layers[-1]: part.rows for part in parts.values() if part.layers},
+        described={name: Description.of(part) for name, part in parts.items() if part.shortens},
         errors={name: tuple(errors.items()) for name, errors in found.offered.items()},
         curve=curve,
         weights=Manifest.read(folder).fingerprint,
@@ -163,12 +164,13 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
 def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
     model, form = with_convolutions(dense.model, content.parts, content.errors), FORMS[content.form]
     precision, example = getattr(torch, content.precision), None
-    parts = {}
+    found = []
     for name in content.errors:
-        part = part_at(model, name, content.parts)
+        part = part_at(model, name, content.parts, content.described)
         if part is None:
             raise ValueError(f"{name} is no part to compress")
-        parts[name] = part.with_rows(content.rows).in_form(form(precision))
+        found.append(part.with_rows(content.rows).in_form(form(precision)))
+    parts = {part.name: part for part in linked(model, found, kinds_of(content.parts), {})}
     if content.input_shape is not None:
         dtype = torch.int64 if content.reads_integers else next(model.parameters()).dtype
         example = torch.empty(content.input_shape, dtype=dtype, device="meta")

@@ -108,6 +108,7 @@ class Elastic:
     curve: tuple[tuple[Finite, Finite], ...]
     weights: SHA256
     decompositions: SHA256
+    described: dict[str, Description] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -147,7 +147,7 @@ class AllocationProblem:
         With tokens it is always the latter.
         """
         largest = ranks(min(self.bounds.values()))
-        shortens = any(part.shortens for part in self.parts.values())  # then costs are products of ratios
+        shortens = self.calibration.shortens  # then costs are products of ratios
         if shortens or ("latency" in self.bounds and not self.fits(largest)):
             too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))
             largest = ranks(too_slow / 1000)

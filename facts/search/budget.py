@@ -80,8 +80,13 @@ class Budget:
         return {name: limit for name, limit in given if limit is not None}
 
     @property
+    def costs(self) -> set[CostName]:
+        """The costs that are bounded."""
+        return {*self.ratios, *self.limits}
+
+    @property
     def bounds_latency(self) -> bool:
-        return "latency" in self.ratios or self.latency_ms is not None
+        return "latency" in self.costs
 
     def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
         """Convert all limits to fractions of the layers' cost, or of the whole network's time.
@@ -99,7 +104,8 @@ class Budget:
                     "the network's FLOPs are unknown: give calibration data, facts.prepare(model, input_shape=...), or "
                     "a ratio instead of flops"
                 )
-            layers = sum(part.dense * (2 * part.rows if name == "flops" else 1) for part in calibration.parts.values())
+            parts = calibration.parts.values()
+            layers = sum(part.flops(None, {}) if name == "flops" else part.num_weights(None) for part in parts)
             rest = whole - layers
             if limit <= rest:
                 raise ValueError(

@@ -171,7 +171,7 @@ def test_a_budget_that_is_too_small(caplog):
         result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.3)
     assert result.summary.quality.distance.is_too_far
     options = (
-        'try form="pivoted", parts="units", '
+        'try form="pivoted", parts=("units", "tokens"), '
         'search="cors_fisher", '
         "facts.recover(result, data, minutes=10), or a larger budget"
     )

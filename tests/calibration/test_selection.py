@@ -256,7 +256,7 @@ def test_a_pattern_takes_the_layers_of_a_tower_that_reach_the_loss(texts, tmp_pa
     assert result.plan.keys() == {
         f"{TOWER}.encoder.layers.{layer}.{unit}"
         for layer in (0, 1)
-        for unit in ("self_attn.scores", "self_attn.outputs", "mlp")
+        for unit in ("self_attn.scores", "self_attn.outputs", "mlp", "tokens")
     }
     assert result.skipped[f"{TOWER}.encoder.layers.2.mlp.fc1"] == "the loss does not depend on it"
     assert result.skipped["model.language_model.layers.0.mlp.up_proj"] == "not among the layers named"

@@ -139,7 +139,6 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
     half, fewer = (facts.load_compressed(tmp_path / str(number)).summary for number in range(2))
     assert half.method.parts == "units" and [*half.costs.bounds.values()] == [0.5] and fewer.after.params <= params
     for options, message in (
-        (("--parts", "units,tokens"), "--elastic has no folders for tokens yet"),
         (("--recover", 1), "leave out --recover and --dtype"),
         (("--search", "uniform"), "uniform gives no errors for other budgets"),
     ):

@@ -119,10 +119,10 @@ class TestLayersAtOnce:
         collected, num_held = [], []
         real = facts.Calibration.moments
 
-        def watched(calibration, wanted, only):
+        def watched(calibration, wanted, only, **others):
             held = {name for name, storages in collected if not all(storage.expired() for storage in storages)}
             num_held.append(len(held | set(only)))
-            moments = real(calibration, wanted, only)
+            moments = real(calibration, wanted, only, **others)
             for name, layer in moments.items():
                 tensors = tree_leaves(list(layer.totals.values()))
                 collected.append((name, [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]))

@@ -73,7 +73,7 @@ def test_the_increase_is_wards():
 def test_nearest_pairs_are_those_of_brute_force():
     torch.manual_seed(1)
     x, sizes, directions = torch.randn(3, 11, 5), torch.randint(1, 4, (3, 11)).float(), torch.randn(5, 5)
-    found = Pairs.nearest(x, sizes, 3, 1, directions)
+    found = Pairs.nearest(x @ directions.T, sizes, 3, 1)
     for sample in range(3):
         best = []
         for a in range(1, 11, 2):
@@ -89,7 +89,7 @@ def test_nearest_pairs_are_those_of_brute_force():
 
 
 def test_equal_tokens_are_taken_in_the_order_of_positions():
-    pairs = Pairs.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 2, 1, torch.eye(4))
+    pairs = Pairs.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 2, 1)
     assert pairs.left.tolist() == [[1, 3]] * 2 and pairs.into.tolist() == [[2, 2]] * 2
 
 
@@ -115,6 +115,45 @@ def test_merging_equal_tokens_changes_nothing_and_each_keeps_its_place():
     expected = model(images)
     assert merged(images).shape == expected.shape
     assert torch.allclose(merged(images), expected, rtol=0, atol=1e-10)
+
+
+def as_published(model, image, counts):
+    """Token Merging by the letter, one sample: the r most similar pairs of mean keys, and proportional attention."""
+    x = model.norm_pre(model._pos_embed(model.patch_embed(image)))
+    sizes = torch.ones(x.shape[1], dtype=x.dtype)
+    for block, count in zip(model.blocks, counts, strict=True):
+        attention, num_tokens = block.attn, x.shape[1]
+        qkv = attention.qkv(block.norm1(x)).reshape(num_tokens, 3, attention.num_heads, -1).permute(1, 2, 0, 3)
+        weights = (qkv[0] @ qkv[1].mT * attention.scale + sizes.log()).softmax(dim=-1)
+        x = x + attention.proj((weights @ qkv[2]).transpose(0, 1).flatten(1))
+        keys = nn.functional.normalize(qkv[1].mean(dim=0), dim=-1)
+        pairs = []
+        for a in range(1, num_tokens, 2):
+            b = max(range(2, num_tokens, 2), key=lambda b: keys[a] @ keys[b])
+            pairs.append((-(keys[a] @ keys[b]).item(), a, b))
+        sums, weight, gone = x[0] * sizes[:, None], sizes.clone(), set()
+        for _, a, b in sorted(pairs)[: num_tokens - count]:
+            sums[b], weight[b] = sums[b] + sums[a], weight[b] + weight[a]
+            gone.add(a)
+        left = [place for place in range(num_tokens) if place not in gone]
+        x, sizes = (sums[left] / weight[left, None])[None], weight[left]
+        x = x + block.mlp(block.norm2(x))
+    return model.forward_head(model.norm(x))
+
+
+@torch.no_grad()
+def test_without_a_metric_it_is_token_merging_as_published(tmp_path):
+    model, data = vit(), batches()
+    result = facts.compress(model, data, parts="tokens", estimator="pela", search="uniform", ratio=0.7)
+    counts = [*result.plan.values()]
+    assert counts[0] > counts[1] > counts[2]
+    for image in data[0][0][:3]:
+        assert torch.allclose(result.model(image[None]), as_published(model, image[None], counts), atol=1e-6)
+    facts.save_compressed(result, tmp_path)
+    assert facts.load_compressed(tmp_path, vit()).model(data[0][0]).equal(result.model(data[0][0]))
+    result.model.blocks[0].attn.fused_attn = False
+    with pytest.raises(ValueError, match="the keys of this attention are not seen"):
+        result.model(data[0][0])
 
 
 NETWORKS = {
@@ -286,9 +325,52 @@ def test_other_image_sizes_keep_the_share():
     assert sizes[1] - 1 == pytest.approx(4 * (sizes[0] - 1), abs=2)
 
 
-def test_what_does_not_go_together_is_refused(result, prepared, tmp_path):
-    with pytest.raises(ValueError, match="no folders for tokens"):
-        facts.save_elastic(result, tmp_path)
+def test_tokens_of_a_loaded_network_can_be_changed(result, tmp_path):
+    (x, _), *_ = batches()
+    facts.save_compressed(result, tmp_path)
+    model = facts.load_compressed(tmp_path, vit()).model
+    seen = []
+    model.blocks[-1].mlp.fc1.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[1]))
+    *_, last = (name for name, count in result.plan.items() if name.endswith(".tokens") and count)
+    for count in (3, 2, result.plan[last]):
+        facts.set_tokens(model, {last: count})
+        found = model(x)
+    assert seen[:2] == [3, 2] and found.equal(result.model(x))
+    with pytest.raises(ValueError, match=f"{last} can have 2 to 17 tokens, not 1"):
+        facts.set_tokens(model, {last: 1})
+    with pytest.raises(ValueError, match="head merges no tokens: choose from blocks"):
+        facts.set_tokens(model, {"head": 3})
+
+
+@pytest.mark.parametrize("parts", ["tokens", "units,tokens"])
+def test_a_folder_for_every_budget_is_cut(parts, tmp_path):
+    (x, _), *_ = batches()
+    result = facts.compress(vit(), batches(), parts=parts, ratio=0.6, budget=facts.Budget(rounds=()))
+    facts.save_elastic(result, tmp_path)
+    assert facts.load_compressed(tmp_path, vit()).model(x).allclose(vit()(x))
+    for ratio in (0.8, 0.4):
+        cut = facts.load_compressed(tmp_path, vit(), ratio=ratio)
+        costs, prepared = cut.summary.costs, result.problem.calibration
+        assert 0 < costs.spent["flops"] <= costs.budget["flops"] <= ratio * costs_of(prepared)
+        again = prepared.apply(cut.plan, result.problem.calibration.decompositions(result.problem.estimator))
+        assert cut.model(x).allclose(again(x), atol=1e-6) and any(n for p, n in cut.plan.items() if "tokens" in p)
+
+
+def costs_of(prepared):
+    return sum(part.flops(None, {}) for part in prepared.parts.values())
+
+
+def test_protected_tokens_can_be_said():
+    prepared = facts.prepare(vit(), batches(), parts="tokens", protected=5)
+    assert {part.protected for part in prepared.parts.values()} == {5}
+
+
+def test_tokens_are_merged_by_default_unless_only_parameters_are_bounded():
+    for cost, expected in (("flops", "units,tokens"), ("params", "units")):
+        assert facts.compress(vit(), batches(), cost=cost, ratio=0.7).summary.method.parts == expected
+
+
+def test_what_does_not_go_together_is_refused(prepared):
     with pytest.raises(ValueError, match="parts must be one of layers, units, tokens, or several, got 'toker'"):
         facts.prepare(vit(), batches(), parts="toker")
     with pytest.raises(ValueError, match="MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"):
@@ -301,7 +383,7 @@ def test_what_does_not_go_together_is_refused(result, prepared, tmp_path):
         ValueError, match=r"no tokens of this SwinTransformer can be merged \(layers\.0\.blocks\.0\.tokens: a"
     ):
         facts.prepare(spread(build()), batches((3, size, size)), parts="tokens")
-    with pytest.raises(ValueError, match="which SVDLLM lacks: take an estimator of both sides"):
+    with pytest.raises(ValueError, match="SVDLLM has no metric of tokens, only keys: take search=uniform, or take"):
         facts.compress(prepared, estimator="svd_llm", ratio=0.5)
 
 
