@@ -21,7 +21,6 @@ from facts.models.weights import sha256
 from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
-from facts.modules.tokens import Changed
 from facts.parts import descriptions
 from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
@@ -41,12 +40,12 @@ def save_compressed(
 ) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
-    Processors and settings of a transformers network are written too; for a timm vision transformer with only units
-    compressed, also code as text, `load_without_facts.txt`, which facts itself never runs. If no recipe rebuilds
-    the network, a warning is logged, and loading needs the dense network. `metrics`, such as `{"top1": {"original":
-    72.1, "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values are stored as
-    `dtype` (default: their own types). If the process is killed halfway, loading refuses the folder. Raises
-    `FileExistsError` for a folder that holds something else.
+    Processors and settings of a transformers network are written too; for a timm vision transformer of which only units
+    and tokens are compressed, also code as text, `load_without_facts.txt`, which facts itself never runs. If no recipe
+    rebuilds the network, a warning is logged, and loading needs the dense network. `metrics`, such as `{"top1":
+    {"original": 72.1, "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values
+    are stored as `dtype` (default: their own types). If the process is killed halfway, loading refuses the folder.
+    Raises `FileExistsError` for a folder that holds something else.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
     folder = target_folder(Path(folder))
@@ -79,7 +78,9 @@ def save_compressed(
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
     """Write the text of `standalone.py` if it can load the network; otherwise remove an earlier save's."""
-    others = any(isinstance(module, LowRankLayer | Changed) for module in model.modules())
+    others = any(isinstance(module, LowRankLayer) for module in model.modules()) or any(
+        each.entry != "norm2" or not each.num_directions for each in manifest.described.values()
+    )
     if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
         with replacing(folder / LOADER) as path:
             path.write_bytes(Path(__file__).with_name("standalone.py").read_bytes())

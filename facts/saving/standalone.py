@@ -22,8 +22,40 @@ def leading(heads, width, layer, inputs):
     return inputs[0].unflatten(-1, (heads, -1))[..., :width].flatten(-2)
 
 
+def merged(x, sizes, places, number, protected, directions):
+    """Merge the tokens `[N, n, D]` that lose least, until `number` remain; `places` are those of the original ones."""
+    while (excess := x.shape[1] - number) > 0:
+        features = x.float() @ directions.float().T
+        (a, b), (s, t) = ((each[:, protected::2], each[:, protected + 1 :: 2]) for each in (features, sizes))
+        loss, into = (torch.cdist(a, b) ** 2 * (s[..., None] * t[:, None] / (s[..., None] + t[:, None]))).min(-1)
+        left = loss.argsort(dim=-1, stable=True)[:, : min(excess, (x.shape[1] - protected) // 2)]
+        left, into = protected + 2 * left, protected + 1 + 2 * into.gather(1, left)
+        sums = torch.cat([x.float() * sizes[..., None], sizes[..., None]], -1)
+        rows = [each[..., None].expand(-1, -1, sums.shape[-1]) for each in (into, left)]
+        sums = sums.scatter_add(1, rows[0], sums.gather(1, rows[1]))
+        stays = torch.ones_like(sizes, dtype=torch.bool).scatter(1, left, False)
+        position = stays.cumsum(1) - 1
+        places = position.scatter(1, left, position.gather(1, into)).gather(1, places)
+        sums = sums[stays].unflatten(0, (len(x), -1))
+        x, sizes = (sums[..., :-1] / sums[..., -1:]).to(x.dtype), sums[..., -1]
+    return x, sizes, places
+
+
+class Merging(nn.Sequential):
+    """Blocks, some of which merge tokens between attention and MLP; attention counts each as often as its size."""
+
+    def forward(self, x):
+        sizes = torch.ones(x.shape[:2], device=x.device)
+        places = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+        for name, block in self.named_children():
+            x = x + block.ls1(block.attn(block.norm1(x), attn_mask=sizes.log().to(x.dtype)[:, None, None]))
+            x, sizes, places = merged(x, sizes, places, *self.tokens.get(name, (x.shape[1], 0, None)))
+            x = x + block.ls2(block.mlp(block.norm2(x)))
+        return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+
+
 def load(folder):
-    """Build the network by its name in timm, with layers as wide as their weights."""
+    """Build the network by its name in timm, with layers as wide as their weights, and blocks that merge tokens."""
     made = json.loads(Path(folder, "compression.json").read_text())
     network = timm.create_model(made["recipe"]["tag"], **made["recipe"]["arguments"])
     saved = load_file(Path(folder, "model.safetensors"))
@@ -40,5 +72,12 @@ def load(folder):
         if scores != outputs:
             attention.qkv.register_forward_hook(partial(padded, heads, (scores, scores, outputs)))
             attention.proj.register_forward_pre_hook(partial(leading, heads, outputs))
+    directions = {name: weights.pop(f"{name}.directions") for name in made["described"]}
+    if directions:
+        network.blocks = Merging(*network.blocks)
+        network.blocks.tokens = {
+            name.split(".")[1]: (made["plan"][name], about["protected"], directions[name])
+            for name, about in made["described"].items()
+        }
     network.load_state_dict(weights, assign=True)
     return network.eval()

@@ -48,7 +48,7 @@ def compressed(model, shape, layers=None, **options):
 UNIT_BATCHES = image_batches([16] * 4, num_classes=10, shape=(3, 32, 32), dtype=torch.float32)
 
 
-def compressed_units(search):
+def compressed_units(search, parts="units"):
     """Half of the units of two blocks, whose weights are large enough that outputs depend on them."""
     arguments = {**TINY_VIT, "patch_size": 8, "num_heads": 3, "num_classes": 10}
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def compressed_units(search):
             if isinstance(module, torch.nn.Linear):
                 module.weight *= 5
                 module.bias.normal_(std=0.1)
-    return facts.compress(model, UNIT_BATCHES, parts="units", search=search, ratio=0.5)
+    return facts.compress(model, UNIT_BATCHES, parts=parts, search=search, ratio=0.5)
 
 
 def assert_same(loaded, result, shape):

@@ -11,7 +11,7 @@ import facts
 from facts.modules.heads import PaddedHeads
 from facts.saving.manifest import LOADER
 from tests.saving.edits import put
-from tests.saving.setting import UNIT_BATCHES, assert_same
+from tests.saving.setting import UNIT_BATCHES, assert_same, compressed_units
 from tests.saving.test_export import EXPORTS
 from tests.saving.test_export import assert_same as assert_exported
 
@@ -88,3 +88,15 @@ def test_the_text_in_the_folder_loads_it_without_facts(units, tmp_path):
     torch.testing.assert_close(not_fused, outputs)
     assert outputs.equal(outputs_of(units.model))
     assert in_half.equal(outputs_of(facts.load_compressed(tmp_path / "half").model, IMAGES.bfloat16()))
+
+
+@pytest.mark.system
+def test_tokens_are_merged_without_facts_too(tmp_path):
+    result = compressed_units("cors_fisher", "units,tokens")
+    assert any(count for name, count in result.plan.items() if name.endswith("tokens"))
+    paths = [tmp_path, tmp_path, tmp_path / "images.pt", tmp_path / "outputs.pt"]
+    facts.save_compressed(result, tmp_path)
+    torch.save(IMAGES, paths[2])
+    subprocess.run([sys.executable, "-I", "-c", WITHOUT_FACTS.replace(".bfloat16()", ""), *paths], check=True)
+    for outputs in torch.load(paths[-1]):
+        torch.testing.assert_close(outputs, outputs_of(result.model), rtol=1e-4, atol=1e-5)
