@@ -174,7 +174,7 @@ Convolutions = Annotated[
 ]
 PartsName = Annotated[
     Literal[*PARTS] | None,  # type: ignore[valid-type]
-    method(PARTS, "What is truncated; default: units, but layers if a method is named."),
+    method(PARTS, "What is compressed; default: units,tokens (units for --params), but layers if a method is named."),
 ]
 FormName = Annotated[
     Literal[*FORMS] | None,  # type: ignore[valid-type]

@@ -117,6 +117,22 @@ def test_merging_equal_tokens_changes_nothing_and_each_keeps_its_place():
     assert torch.allclose(merged(images), expected, rtol=0, atol=1e-10)
 
 
+def test_outputs_permute_with_tokens_of_the_same_kind():
+    """One block merges: which tokens are of which kind afterwards depends on those that left."""
+    model, order = vit(num_classes=0, global_pool="", class_token=False), torch.arange(16)
+    model.pos_embed.data.zero_()
+    prepared = facts.prepare(model, [x for x, _ in batches()], parts="tokens")
+    plan = {"blocks.0.tokens": 11, "blocks.1.tokens": None, "blocks.2.tokens": None}
+    merged = prepared.apply(plan, prepared.decompositions(facts.estimators.FACTS()))
+    patches = torch.randn(2, 16, 3, 16, 16).double()
+    order[::2], order[1::2] = order[::2][torch.randperm(8)], order[1::2][torch.randperm(8)]
+    found, permuted, dense = (
+        network(each.unflatten(1, (4, 4)).permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3))
+        for network, each in ((merged, patches), (merged, patches[:, order]), (model, patches))
+    )
+    assert torch.allclose(permuted, found[:, order], rtol=0, atol=1e-10) and not torch.allclose(found, dense)
+
+
 def as_published(model, image, counts):
     """Token Merging by the letter, one sample: the r most similar pairs of mean keys, and proportional attention."""
     x = model.norm_pre(model._pos_embed(model.patch_embed(image)))
@@ -269,6 +285,20 @@ def test_the_program_finds_the_plan_of_brute_force(prepared):
 def test_no_plan_exceeds_its_budget(prepared, search, ratio):
     found = facts.compress(prepared, search=search, ratio=ratio, budget=facts.Budget(rounds=()))
     assert 0 < found.summary.costs.spent["flops"] <= found.summary.costs.budget["flops"]
+
+
+def test_units_are_measured_again_where_tokens_are_merged(prepared):
+    once, twice = (facts.compress(prepared, ratio=0.5, budget=facts.Budget(rounds=rounds)) for rounds in ((), None))
+    tokens = {name: count for name, count in once.plan.items() if name.endswith("tokens")}
+    assert tokens.items() <= twice.plan.items() and once.plan.keys() == twice.plan.keys()
+    (stop,) = twice.summary.method.rounds
+    kept = {name: part.flops(tokens.get(name), tokens) for name, part in prepared.parts.items()}
+    assert stop == sum(kept.values()) / costs_of(prepared) and not once.summary.method.rounds
+    assert 0 < twice.summary.costs.spent["flops"] <= twice.summary.costs.budget["flops"]
+    profiles = [each.summary.method.profile["blocks.2.mlp"] for each in (once, twice)]
+    assert profiles[0] != profiles[1]
+    with pytest.raises(ValueError, match="rounds are for units without tokens"):
+        facts.compress(prepared, ratio=0.5, budget=facts.Budget(rounds=(0.7,)))
 
 
 def test_tokens_save_no_parameters(prepared):
