@@ -112,7 +112,7 @@ def compress(
             layers=layers[convolutions],
             execution=execution,
             input_shape=task.input_shape(network),
-            parts=parts or default_parts(calibration, budget.costs or {"flops"}, estimator, search, form, convolutions),
+            parts=parts or default_parts(calibration, budget, "flops", estimator, search, form, convolutions),
             fit_bias=fit_bias,
         )
         methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form}

@@ -70,10 +70,10 @@ def compress(
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
     | `layers` | names; a pattern, `"tower.*"`; `"all"`, with 1x1 convolutions; `"linear"` ones (default if any) |
 
-    By default, units are truncated and, unless only parameters are bounded, tokens that are alike are merged in blocks
-    with global attention. Layers are truncated instead, as in published methods, if an estimator, a search, a form or
-    layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is called
-    `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
+    By default, units are truncated and, unless only parameters are bounded or rounds are given, tokens that are alike
+    are merged in blocks with global attention. Layers are truncated instead, as in published methods, if an estimator,
+    a search, a form or layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is
+    called `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
     the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
     and for a budget that no plan of the search meets.
@@ -100,7 +100,7 @@ def compress(
                 model,
                 calibration,
                 layers=layers,
-                parts=parts or default_parts(calibration, budget.costs or {cost}, *named),
+                parts=parts or default_parts(calibration, budget, cost, *named),
                 form=form,
                 loss=loss,
                 execution=execution or DEFAULT_EXECUTION,
@@ -124,14 +124,14 @@ def compress(
     return replace(result, summary=replace(result.summary, method=method))
 
 
-def default_parts(calibration: Iterable[Any] | None, costs: Collection[CostName], *named: object) -> str:
+def default_parts(calibration: Iterable[Any] | None, budget: Budget, cost: CostName = "flops", *named: object) -> str:
     """Units and tokens, which keep most accuracy (results/photos); layers if `named`, or where units cannot work.
 
-    If only parameters are among the bounded `costs`, units alone: fewer tokens do not save any.
+    Units alone, if only parameters are bounded, of which tokens save none, and with rounds, which are for units.
     """
     if calibration is None or any(each is not None for each in named):
         return "layers"
-    return "units" if set(costs) == {"params"} else "units,tokens"
+    return "units" if budget.rounds or (budget.costs or {cost}) == {"params"} else "units,tokens"
 
 
 def default_search(calibration: Calibration) -> Search:

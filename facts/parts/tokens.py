@@ -120,8 +120,7 @@ class Merging(Part):
     def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
         """Leading directions of B, if any: a merge of two tokens loses the size-weighted (a - b)ᵀ B (a - b)."""
         if factors.B is None:
-            none = torch.zeros(0, self.size)
-            return Decomposition(none.mT, none, none[:, 0])
+            return Decomposition(torch.zeros(self.size, 0), torch.zeros(0, self.size), torch.zeros(0))
         values, vectors = torch.linalg.eigh(factors.B.double())
         values, vectors = values.flip(0)[: self.num_directions].clamp(min=0), vectors.flip(1)[:, : self.num_directions]
         directions = (vectors * (values / values[0].clamp(min=torch.finfo(values.dtype).tiny)).sqrt()).mT.float()

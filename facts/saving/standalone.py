@@ -44,6 +44,10 @@ def merged(x, sizes, places, number, protected, directions):
 class Merging(nn.Sequential):
     """Blocks, some of which merge tokens between attention and MLP; attention counts each as often as its size."""
 
+    def __init__(self, tokens, blocks):
+        super().__init__(*blocks)
+        self.tokens = tokens
+
     def forward(self, x):
         sizes = torch.ones(x.shape[:2], device=x.device)
         places = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
@@ -74,10 +78,10 @@ def load(folder):
             attention.proj.register_forward_pre_hook(partial(leading, heads, outputs))
     directions = {name: weights.pop(f"{name}.directions") for name in made["described"]}
     if directions:
-        network.blocks = Merging(*network.blocks)
-        network.blocks.tokens = {
+        tokens = {
             name.split(".")[1]: (made["plan"][name], about["protected"], directions[name])
             for name, about in made["described"].items()
         }
+        network.blocks = Merging(tokens, network.blocks)
     network.load_state_dict(weights, assign=True)
     return network.eval()

@@ -160,13 +160,15 @@ def as_published(model, image, counts):
 @torch.no_grad()
 def test_without_a_metric_it_is_token_merging_as_published(tmp_path):
     model, data = vit(), batches()
-    result = facts.compress(model, data, parts="tokens", estimator="pela", search="uniform", ratio=0.7)
+    cached = facts.Execution(cache=tmp_path / "cache")
+    prepared = facts.prepare(model, data, parts="tokens", execution=cached)
+    result = facts.compress(prepared, estimator="pela", search="uniform", ratio=0.7)
     counts = [*result.plan.values()]
     assert counts[0] > counts[1] > counts[2]
     for image in data[0][0][:3]:
         assert torch.allclose(result.model(image[None]), as_published(model, image[None], counts), atol=1e-6)
-    facts.save_compressed(result, tmp_path)
-    assert facts.load_compressed(tmp_path, vit()).model(data[0][0]).equal(result.model(data[0][0]))
+    facts.save_compressed(result, tmp_path / "saved")
+    assert facts.load_compressed(tmp_path / "saved", vit()).model(data[0][0]).equal(result.model(data[0][0]))
     result.model.blocks[0].attn.fused_attn = False
     with pytest.raises(ValueError, match="the keys of this attention are not seen"):
         result.model(data[0][0])
