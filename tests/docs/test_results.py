@@ -10,6 +10,7 @@ from experiments.record import published_records
 from facts.compression.allocation import PAYS_BELOW, rounds_to
 from facts.compression.compress import default_parts
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
+from facts.search.budget import Budget
 from facts.utils.cache import content_key
 from tests.docs.pages import ROOT
 from tests.docs.test_readme import committed
@@ -34,7 +35,19 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
     points = committed("results/photos/tables/units.csv").query("metric == 'chosen'")
     chosen = points.groupby("row").ours.mean()
     assert chosen["Units: FACTS + CoRS-Fisher"] > chosen["Layers, pivoted: FACTS + CoRS-Fisher"]
-    assert default_parts([]) == "units"
+    points = committed("results/photos/tables/tokens.csv")
+    chosen = points[(points.metric == "chosen") & ~points.column.str.endswith("30 %")].groupby("row").ours.mean()
+    assert chosen["Units and tokens: FACTS + CoRS-Fisher"] > chosen["Units: FACTS + CoRS-Fisher"]
+    assert [default_parts([], Budget.of(cost=cost)) for cost in ("flops", "params")] == ["units,tokens", "units"]
+
+
+def test_units_are_measured_again_where_it_lowers_the_distance_on_the_photos_that_choose():
+    points = committed("results/photos/tables/tokens.csv").query("metric == 'chosen_distance'")
+    ratios = points.column.str.extract(r"(\d+) %").astype(int)[0] / 100
+    distances = points.groupby([ratios, "row"]).ours.mean().unstack()
+    row = "Units and tokens: FACTS + CoRS-Fisher"
+    once = distances[f"{row}, measured once"].dropna()
+    assert (distances[row][once.index] < once).all() and list(once.index) == [0.3, 0.4, 0.5, PAYS_BELOW]
 
 
 @pytest.mark.filterwarnings("default")
