@@ -58,9 +58,14 @@ class Batches:
 
 
 def _with_samples(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the batch itself. Raises `ValueError` if it has no samples."""
+    """Return the batch itself. Raises `ValueError` if it has no samples, or no tensors of them."""
     first = next((leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)), None)
-    if first is not None and first.shape[:1] == (0,):
+    if first is None:
+        raise ValueError(
+            f"the inputs of a batch hold no tensor, but {described(batch[0])}: give (inputs, targets), inputs alone or "
+            "a mapping of inputs by name, as tensors [N, ...]; texts need a tokenizer, and files a transform"
+        )
+    if first.shape[:1] == (0,):
         raise ValueError(f"a batch of the data holds no samples ({described(first)}): leave it out")
     return batch
 

@@ -19,6 +19,8 @@ from facts.utils.batches import batch_size, described, first_sample, has_row_per
 
 log = logging.getLogger(__name__)
 
+# Raised by networks for inputs of another shape, size, type or name.
+MISREAD = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 UNABLE = (RuntimeError, TypeError, ValueError)  # raised by networks for inputs of another kind
 
 Call = tuple[tuple, dict[str, Any]]
@@ -104,12 +106,14 @@ def _of_sample(model: nn.Module, layers: list[str], inputs: Any, precision: torc
                 stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
         try:
             seen, _ = _observe(model, layers, sample, marks)
-        except _CalledByKeyword:
+        except (_CalledByKeyword, torch.OutOfMemoryError):
             raise
-        except (IndexError, ValueError) as error:  # networks raise these for other shapes
+        except MISREAD as error:
+            first, *_ = str(error).splitlines() or [repr(error)]
             raise ValueError(
-                f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({error}): a batch has "
-                "its samples along the first axis, images as [N, C, H, W]"
+                f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({first}): a batch has "
+                "its samples along the first axis, images as [N, C, H, W] in the type of the weights; it is (inputs, "
+                "targets), or a mapping if the network takes inputs by name"
             ) from error
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.utils.progress import waiting
 
@@ -44,10 +44,7 @@ def _rows(tensor: Tensor, start: int, end: int, total: int) -> Tensor:
 
 def batch_size(inputs: Any) -> int:
     """Number of samples in one batch: the first axis of its first tensor."""
-    if isinstance(inputs, torch.Tensor):
-        return inputs.shape[0]
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs
-    return batch_size(next(iter(values)))
+    return next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)).shape[0]
 
 
 def has_row_per_sample(inputs: Any) -> bool:
@@ -78,7 +75,12 @@ def first_of(batches: Iterable[T]) -> T | None:
 
 
 def described(value: Any) -> str:
-    """Describe a tensor by type and shape, such as `float32 [4, 10]`, and anything else by its type's name."""
+    """Describe a tensor by type and shape, such as `float32 [4, 10]`, and anything else by its type's name.
+
+    Of a mapping, describe each entry.
+    """
+    if isinstance(value, Mapping):
+        return f"{type(value).__name__} of {', '.join(f'{name}: {described(each)}' for name, each in value.items())}"
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -38,6 +38,24 @@ def test_other_forms_are_refused(model):
         facts.compress(model, [(1, 2, 3)])
 
 
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((["a cat", "a dog"], torch.tensor([0, 1])), r"hold no tensor, but list: give \(inputs, targets\)"),
+        ({"text": ["a cat"], "label": torch.tensor([0])}, "hold no tensor, but dict of text: list: give"),
+        (["a cat", "a dog"], "hold no tensor, but str: give"),
+        ({"text": ["a cat"], "image": torch.ones(1, 3, 8, 8)}, r"dict of text: list, image: float32 \[1, 3, 8, 8\] \("),
+        ({"image": torch.ones(4, 3, 8, 8)}, r"dict of image: float32 \[4, 3, 8, 8\] \(.*\): .* or a mapping if"),
+        (torch.ones(4, 1, 8, 8), r"cannot read the first sample of float32 \[4, 1, 8, 8\] \(.*in the type of the"),
+        (torch.ones(4, 3, 8, 8).byte(), r"cannot read the first sample of uint8 \[4, 3, 8, 8\] \("),
+    ],
+)
+def test_what_the_network_cannot_read_is_refused_in_one_line(batch, message, model):
+    with pytest.raises(ValueError, match=message) as caught:
+        facts.compress(model, [batch] * 2)
+    assert "\n" not in str(caught.value)
+
+
 class TestLanguageModels:
     def test_every_form_of_tokens(self):
         model = make_causal_lm()
