@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from pydantic import PositiveInt
 from tabulate import tabulate
-from torch import nn
+from torch import Tensor, nn
 
 from facts.calibration.data import Batch
 from facts.calibration.distance import Distance
@@ -60,7 +61,8 @@ class Costs:
     - `bounds`: by bounded cost, the fraction of the compressed parts' cost that may remain; `spent` and `budget` are
       in the unit of that cost, for these parts only
     - `latency`: seconds of the whole network, `dense` and `measured`, on a batch of `samples`; if latency is bounded,
-      on the first calibration batch, with the seconds `allowed` and `predicted`.
+      on the first calibration batch, with the seconds `allowed` and `predicted`
+    - `input_shape` of the one sample that FLOPs are counted for, None if it is not a tensor.
     """
 
     before: Cost
@@ -71,6 +73,7 @@ class Costs:
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
     latency: dict[str, float] = field(default_factory=dict)
+    input_shape: tuple[PositiveInt, ...] | None = None
 
     @classmethod
     def of(cls, problem: AllocationProblem, plan: Plan, model: nn.Module, latency: dict[str, float]) -> Self:
@@ -88,6 +91,7 @@ class Costs:
             spent=dict(zip(problem.bounds, problem.spent(plan), strict=True)),
             budget=dict(zip(problem.bounds, problem.budget, strict=True)),
             latency=latency,
+            input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
         )
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from facts.calibration.prepare import Calibration
 from facts.cost.count import Size
 from facts.cost.timing import batch_seconds
 from facts.modules.linear_calls import copy_with
+from facts.modules.networks import tensors_of
 from facts.moments.data_pass import within_memory
 from facts.moments.losses import kl_divergence
 from facts.result import CompressionResult
@@ -76,9 +77,9 @@ def rounded(result: CompressionResult, dtype: torch.dtype) -> CompressionResult:
     if all(tensor.dtype == dtype for tensor in result.model.parameters() if tensor.is_floating_point()):
         return result
     model = copy_with(result.model)
-    for tensor in model.state_dict().values():
+    for tensor in tensors_of(model).values():
         if tensor.is_floating_point():
-            tensor.copy_(tensor.to(dtype))
+            tensor.data = tensor.data.to(dtype).to(tensor.dtype)
     sizes = Size.of(result.original or model, dtype), Size.of(model, dtype)
     result, summary = replace(result, model=model), result.summary
     quality = replace(summary.quality, distance=compared(result, torch.float32))

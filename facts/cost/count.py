@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.networks import reads_tokens, run
+from facts.modules.networks import reads_tokens, run, tensors_of
 from facts.modules.tokens import Merge
 
 Rule = Literal["paper", "full"]
@@ -49,7 +49,7 @@ class Size:
         """
         tensors = [
             tensor.to("meta", dtype if tensor.is_floating_point() else None)
-            for tensor in {tensor.untyped_storage()._cdata: tensor for tensor in model.state_dict().values()}.values()
+            for tensor in {tensor.untyped_storage()._cdata: tensor for tensor in tensors_of(model).values()}.values()
         ]
         kinds = Counter[str]()
         for tensor in tensors:

@@ -58,7 +58,7 @@ class State:
     def take_best(self) -> None:
         """Give the student the weights with the smallest error, if any was recorded."""
         for name, tensor in self._weights().items() if self.best else ():
-            tensor.copy_(self.best[name])
+            tensor.data = self.best[name].clone()  # an expanded buffer cannot be written
 
     def tensors(self) -> dict[str, Tensor]:
         return {
@@ -77,7 +77,7 @@ class State:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in self._weights().items():
-            tensor.copy_(tensors[f"student/{name}"])
+            tensor.data = tensors[f"student/{name}"].to(tensor)
             if f"best/{name}" in tensors:
                 self.best[name] = tensors[f"best/{name}"].to(tensor.device)
         restore_optimizer(self.optimizer, _below("adamw/", tensors))

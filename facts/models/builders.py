@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 import timm
 import torch
 from pydantic import Field, field_validator
-from timm.layers import DropPath
+from timm.layers import DropPath, to_2tuple
 from torch import Tensor, nn
 from torchvision import models
 
@@ -125,7 +125,13 @@ class TimmModel(Recipe):
         return published.hf_hub_id
 
     def architecture(self) -> nn.Module:
-        return timm.create_model(self.tag, **self.arguments)
+        model: Any = timm.create_model(self.tag, **self.arguments)
+        if "pretrained_cfg_overlay" not in self.arguments:  # timm's own table describes the published network
+            channels, *size = model.pretrained_cfg["input_size"]
+            size = to_2tuple(self.arguments.get("img_size") or size)
+            own = (self.arguments.get("in_chans", channels), *size)
+            model.pretrained_cfg = {**model.pretrained_cfg, "input_size": own}
+        return model
 
     def refuse_foreign(self) -> None:
         super().refuse_foreign()
@@ -202,6 +208,7 @@ class TorchvisionModel(Recipe):
         images = self.published.transforms()
         (size,), (resized,) = images.crop_size, images.resize_size
         how = {"crop_pct": size / resized, "interpolation": images.interpolation.value}
+        size = getattr(model, "image_size", size)  # its networks for images of one size record it
         cfg = {"input_size": (3, size, size), **how, "mean": tuple(images.mean), "std": tuple(images.std)}
         vars(model).update(pretrained_cfg=cfg, num_classes=self.arguments.get("num_classes", NUM_CLASSES))
         return model
@@ -246,7 +253,10 @@ def differing_options(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
 
 def _options_of(model: nn.Module) -> dict[str, Any]:
     """Common options as timm's networks record them; None for an option that a network does not record."""
-    first = dict(model.named_parameters()).get(f"{model.pretrained_cfg.get('first_conv')}.weight")
+    parameters, name = dict(model.named_parameters()), str(model.pretrained_cfg.get("first_conv"))
+    model = getattr(model, "model", model)  # of features only; others of that kind have flat names
+    names = name, f"model.{name}", name.replace(".", "_")
+    first = next((parameters[f"{each}.weight"] for each in names if f"{each}.weight" in parameters), None)
     embedding = getattr(model, "patch_embed", getattr(model, "stem", None))
     image = getattr(embedding, "img_size", None)
     pool = getattr(model, "global_pool", None)

@@ -64,6 +64,11 @@ def is_encoder(model: nn.Module) -> bool:
     return getattr(model, "num_classes", None) == 0
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, saved buffers and, of what `get_extra_state` returns, tensors, by name; shared ones by all names."""
+    return {name: each for name, each in model.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
+
+
 def settings_of(model: nn.Module) -> dict[str, Any]:
     """Settings, besides the weights, of a transformers network (heads, windows, rotations); otherwise empty."""
     settings = model.config.to_diff_dict() if is_transformers(model) else {}

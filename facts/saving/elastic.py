@@ -25,7 +25,7 @@ from facts.parts.base import INTEGERS, Description
 from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.save import save_compressed, write_card
-from facts.saving.structure import read_header
+from facts.saving.structure import read_header, refuse_unsavable
 from facts.search.base import AllocationProblem, Profile
 from facts.search.budget import Budget
 from facts.search.methods.cors import CoRS
@@ -54,7 +54,8 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
-    calibration, folder = problem.calibration, Path(folder)
+    calibration, folder = problem.calibration, Path(folder).expanduser()
+    refuse_unsavable(calibration.model)
     with without_autocast(problem.device):
         decompositions = calibration.decompositions(problem.estimator)
         problem = replace(problem, decompositions=decompositions, bounds={"flops": SHOWN[0]}, latency=None)

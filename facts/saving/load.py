@@ -1,31 +1,29 @@
 """Load a compressed network from a folder of JSON and safetensors, without running code from it."""
 
-import itertools
 import json
 import os
 import pkgutil
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors.torch import load_model
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from facts.models.from_transformers import read_processors
 from facts.models.weights import refuse_misfits, sha256
 from facts.modules.forms import PivotedLinear
 from facts.modules.linear_calls import skeleton
-from facts.modules.networks import is_transformers
+from facts.modules.networks import is_transformers, tensors_of
 from facts.parts import emptied
 from facts.result import CompressionResult
 from facts.saving.elastic import cut
 from facts.saving.manifest import DECOMPOSITIONS, MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
-from facts.saving.structure import convert, misfits, read_header
+from facts.saving.structure import apart, convert, misfits, read_header
 from facts.search.budget import Budget
 from facts.utils.hub import REPOSITORY, offline
 
@@ -71,7 +69,7 @@ def load_compressed(
         model = built_by(architecture)
     if model is None:
         recipe = read_recipe(manifest.recipe, folder / MANIFEST)
-        with torch.device("meta"), bounded_parameters(DENSE_PER_SAVED * len(tensors)):
+        with torch.device("meta"), BoundedTensors(DENSE_PER_SAVED * len(tensors)):
             sketch = build_recipe(recipe)
     else:
         sketch = skeleton(model)
@@ -85,13 +83,18 @@ def load_compressed(
     model = build_recipe(recipe) if model is None else model
     model = emptied(model, manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described)
     convert(model, tensors, manifest.buffers)
-    for parameter in model.parameters():  # safetensors refuses parts of a larger tensor, as in PyTorch's attention
-        if type(parameter.data) is Tensor and parameter.untyped_storage().nbytes() > parameter.nbytes:
-            parameter.data = parameter.data.clone()
-    load_model(model, weights)
+    # Parts of a larger tensor, as in PyTorch's attention, and expanded ones cannot be written one by one.
+    own = {id(each): each for each in tensors_of(model).values() if type(each.data) is Tensor}.values()
+    for tensor, data in zip(own, apart(each.data for each in own), strict=True):
+        tensor.data = data
+    model.load_state_dict(load_file(weights), strict=False)  # a shared tensor is there once; `misfits` has the others
     _refuse_wrong_values(model, weights)
+    shape = manifest.summary.costs.input_shape
     if is_transformers(model):
         read_processors(model, folder)
+    elif shape and len(shape) == 4:  # of images that it was compressed for, perhaps not the published size
+        published = getattr(model, "pretrained_cfg", {})
+        model.pretrained_cfg = {**published, "input_size": shape[1:]}  # type: ignore[assignment]
     model.provenance = manifest.base_model  # type: ignore[assignment]
     result = CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
     if ratio is not None or budget.limits:
@@ -122,8 +125,8 @@ def _refuse_wrong_values(model: nn.Module, path: Path) -> None:
 
 
 def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:
-    if revision is None and Path(source).is_dir():
-        return Path(source)
+    if revision is None and (folder := Path(source).expanduser()).is_dir():
+        return folder
     if not REPOSITORY.fullmatch(str(source)):
         raise FileNotFoundError(f"{source} is not a folder: give one that save_compressed wrote, or OWNER/NAME")
     try:
@@ -182,23 +185,21 @@ def _reference(path: Path) -> str | None:
     return f"sets {named[0]}, which would read other files or run code: remove it" if named else None
 
 
-@contextmanager
-def bounded_parameters(most: int) -> Iterator[None]:
-    """Raises `ValueError` within the block once networks have more than `most` parameters.
+class BoundedTensors(TorchFunctionMode):
+    """Raises `ValueError` within the block once this thread has made more than `most` tensors, as layers make theirs.
 
     Otherwise it would take minutes to build 100,000 layers, which take no memory on the meta device, before a refusal.
     """
-    numbers = itertools.count(1)
 
-    def register(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if next(numbers) > most:
-            raise ValueError(f"it has more than {most} parameters, many more than the saved weights have")
+    def __init__(self, most: int):
+        super().__init__()
+        self.most, self.number = most, 0
 
-    hook = register_module_parameter_registration_hook(register)
-    try:
-        yield
-    finally:
-        hook.remove()
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += function is torch.empty
+        if self.number > self.most:
+            raise ValueError(f"it has more than {self.most} parameters, many more than the saved weights have")
+        return function(*args, **(kwargs or {}))
 
 
 def refuse_large_buffers(sketch: nn.Module, size_of_file: int) -> None:

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from facts.modules.forms import FormName, Layout
 from facts.parts.base import Description
 from facts.result import Summary
+from facts.saving.structure import FLOATS
 from facts.utils.version import __version__
 
 WEIGHTS, MANIFEST, LOADER = "model.safetensors", "compression.json", "load_without_facts.txt"
@@ -54,7 +55,7 @@ class Manifest:
     skipped: dict[str, str]
     base_model: dict[str, str] | None
     metrics: Metrics | None
-    buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
+    buffers: dict[str, Literal[*FLOATS]] = Field(default_factory=dict)  # type: ignore[valid-type]
     layouts: dict[str, Layout] = Field(default_factory=dict)
     described: dict[str, Description] = Field(default_factory=dict)
     checksum: SHA256 | None = None

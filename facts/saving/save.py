@@ -1,6 +1,7 @@
 """Write a compressed network, or a folder for every budget, with its model card; and push it to the Hub."""
 
 import hashlib
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,10 +12,10 @@ import torch
 from huggingface_hub import HfApi, ModelCardData, constants
 from huggingface_hub.errors import EntryNotFoundError
 from pydantic import TypeAdapter
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from tabulate import tabulate
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from facts.models.from_transformers import write_processors
 from facts.models.weights import sha256
@@ -25,10 +26,12 @@ from facts.parts import descriptions
 from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
-from facts.saving.structure import layouts_of, types_of_buffers
+from facts.saving.structure import layouts_of, refuse_unsavable, saved_tensors, types_of_buffers
 from facts.utils.files import replacing, writable_folder
 from facts.utils.hub import REPOSITORY, answers
 from facts.utils.version import __version__
+
+log = logging.getLogger(__name__)
 
 CARD = "README.md"
 MARK = b"\n<!-- Saving again renews this page, unless it has been edited. "
@@ -45,16 +48,20 @@ def save_compressed(
     rebuilds the network, a warning is logged, and loading needs the dense network. `metrics`, such as `{"top1":
     {"original": 72.1, "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values
     are stored as `dtype` (default: their own types). If the process is killed halfway, loading refuses the folder.
-    Raises `FileExistsError` for a folder that holds something else.
+    Raises `FileExistsError` for a folder that holds something else, `ValueError` for tensors that no file can hold.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
+    refuse_unsavable(result.model)
     folder = target_folder(Path(folder))
     for name in (ELASTIC, DECOMPOSITIONS):  # of an earlier network
         (folder / name).unlink(missing_ok=True)
     model = result.model if dtype is None else copy_with(result.model).to(dtype)
     with replacing(folder / WEIGHTS) as path:
-        save_model(model, str(path))
+        save_file(saved_tensors(model), str(path))
         fingerprint = sha256(path)  # another save may soon replace the file with the final name
+    for name, state in model.state_dict().items():
+        if not isinstance(state, Tensor | None):
+            log.warning("%s, a %s, is not saved: only the dense network can bring it", name, type(state).__name__)
     libraries = ["torch", "timm"]
     if is_transformers(model):
         libraries.append("transformers")
@@ -105,6 +112,7 @@ def target_folder(path: Path) -> Path:
 
     A model card, as fetched by `push_to_hub`, and hidden files may be there already.
     """
+    path = path.expanduser()
     is_new = path.is_dir() and not (path / MANIFEST).is_file()
     if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
         raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")

@@ -1,6 +1,6 @@
 """Names, shapes and types of the tensors in a file, and how they fit a network."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,52 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facts.modules.forms import Layout, PivotedLinear
+from facts.modules.networks import tensors_of
+from facts.utils.batches import described
 
 MOST_HEADER = 2**23  # bytes
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DTYPES = {**FLOATS, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+FLOATS = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+    **{"F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
+}
+DTYPES = {
+    **FLOATS,
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool},
+    **{"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "C64": torch.complex64},
+}
 
 
 def layouts_of(model: nn.Module) -> dict[str, Layout]:
     """List the layouts of the pivoted layers."""
     return {name: module.layout for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
+
+
+def refuse_unsavable(model: nn.Module) -> None:
+    """Raises `ValueError` for a tensor of a type or layout that safetensors or the manifest cannot hold."""
+    for name, tensor in (tensors_of(model) | unsaved_buffers(model)).items():
+        if tensor.dtype not in DTYPES.values() or tensor.layout != torch.strided:
+            types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
+            raise ValueError(
+                f"{type(model).__name__} cannot be saved, since {name} is {described(tensor)}, "
+                f"{tensor.layout}: make it a dense tensor of {types}"
+            )
+
+
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a file of the network holds: each tensor once, contiguous, in memory of its own."""
+    named = {id(tensor): (name, tensor.detach()) for name, tensor in sorted(tensors_of(model).items(), reverse=True)}
+    names, tensors = zip(*named.values(), strict=True)
+    return {name: each.contiguous() for name, each in zip(names, apart(tensors), strict=True)}
+
+
+def apart(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield each tensor, or a copy of one that is part of a larger one, expanded or shares memory with an earlier."""
+    seen = set()
+    for tensor in tensors:
+        memory = tensor.untyped_storage()
+        yield tensor.clone() if memory.nbytes() != tensor.nbytes or memory.data_ptr() in seen else tensor
+        seen.add(memory.data_ptr())
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
@@ -45,7 +82,7 @@ def misfits(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
 
     The file holds one copy of a shared tensor, under any of its names.
     """
-    expected = model.state_dict(keep_vars=True)
+    expected = tensors_of(model)
     held = {id(expected[name]) for name in found.keys() & expected.keys()}
     misfits = [f"{name} is unexpected" for name in found.keys() - expected.keys()]
     for name, tensor in expected.items():
@@ -60,10 +97,10 @@ def misfits(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
 
 def convert(model: nn.Module, saved: Mapping[str, Tensor], buffers: Mapping[str, str]) -> None:
     """Give each float tensor its type in the file or, if it is not saved, in `buffers` (default: float32)."""
-    unsaved = _unsaved_buffers(model)
+    unsaved = unsaved_buffers(model)
     types = {name: FLOATS[buffers.get(name, "F32")] for name in unsaved}
     types |= {name: tensor.dtype for name, tensor in saved.items()}
-    for name, tensor in (model.state_dict(keep_vars=True) | unsaved).items():
+    for name, tensor in (tensors_of(model) | unsaved).items():
         if name in types and tensor.is_floating_point():
             tensor.data = tensor.data.to(types[name])
 
@@ -71,10 +108,10 @@ def convert(model: nn.Module, saved: Mapping[str, Tensor], buffers: Mapping[str,
 def types_of_buffers(model: nn.Module) -> dict[str, Any]:
     """List the types of the unsaved buffers that are not float32, as most networks compute them."""
     names = {dtype: name for name, dtype in FLOATS.items()}
-    return {name: names[each.dtype] for name, each in _unsaved_buffers(model).items() if each.dtype != torch.float32}
+    return {name: names[each.dtype] for name, each in unsaved_buffers(model).items() if each.dtype != torch.float32}
 
 
-def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """List the floating-point buffers that no file holds: the network computes them when it is built."""
     saved = model.state_dict().keys()
     buffers = model.named_buffers(remove_duplicate=False)

@@ -27,6 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises an `OSError` that says what to do if the disk is full.
     """
+    path = path.expanduser()
     with needing_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
@@ -49,6 +50,7 @@ def staging(path: Path) -> Iterator[Path]:
     an `OSError` that says what to do if the folder cannot be written or the disk is full.
     """
     folder = writable_folder(path.parent)
+    path = folder / path.name
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
         staged = Path(temporary) / path.name
         yield staged
@@ -101,7 +103,8 @@ class ScratchFolder:
 
 
 def writable_folder(path: Path) -> Path:
-    """Create `path` if necessary. Raises an `OSError` that says what to do if nothing can be written there."""
+    """Create `path` if necessary, `~` expanded. Raises an `OSError` that says what to do if it cannot be written."""
+    path = path.expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

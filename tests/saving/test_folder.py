@@ -1,8 +1,11 @@
 """A saved network comes back bit by bit, from JSON and safetensors alone, with a card of what was measured."""
 
+import copy
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from threading import Thread
 
 import pytest
 import timm
@@ -18,8 +21,11 @@ from facts.models import TimmModel
 from facts.models.weights import sha256
 from facts.modules.networks import run
 from facts.result import Costs
+from facts.saving.load import BoundedTensors
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from facts.saving.save import CARD
+from facts.utils.cache import Cache
+from facts.utils.files import staging
 from tests.networks import image_batches, make_image_classifier, make_model
 from tests.saving.setting import TIMM, assert_same, compressed, from_recipe, from_timm, mini_mambavision
 
@@ -146,6 +152,97 @@ def test_a_layer_under_two_names(tmp_path):
     loaded = facts.load_compressed(tmp_path, model=build())
     assert_same(loaded, result, (64,))
     assert loaded.model[0] is loaded.model[2]
+
+
+class Stateful(nn.Sequential):
+    """A layer, a buffer and a state of any kind."""
+
+    def __init__(self, table, state=None, persistent=True):
+        super().__init__(nn.Linear(16, 16))
+        self.register_buffer("table", table, persistent)
+        self.state = state
+
+    def forward(self, x):
+        return super().forward(x) + self.table.to(torch.complex64).real
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+FLOAT8 = torch.arange(16.0).to(torch.float8_e4m3fn)
+STATES = [
+    *((torch.arange(16).to(dtype),) for dtype in (torch.int16, torch.uint16, torch.uint32, torch.complex64)),
+    *((FLOAT8,), (FLOAT8, None, False)),
+    *((torch.randn(64)[:16],), (torch.randn(1).expand(16),), (torch.randn(1).expand(16), None, False)),
+    *((torch.zeros(16), torch.ones(3)), (torch.zeros(16), {"scale": 1.0})),
+]
+
+
+@pytest.mark.parametrize("given", STATES)
+def test_buffers_and_states_of_any_kind(given, tmp_path, caplog):
+    result = compressed(Stateful(*given), (16,), layers=["0"])
+    facts.save_compressed(rounded(result, torch.float16), tmp_path)
+    facts.save_compressed(result, tmp_path)
+    loaded, x = facts.load_compressed(tmp_path, model=Stateful(*copy.deepcopy(given))).model, torch.randn(2, 16)
+    assert loaded(x).equal(result.model(x)) and loaded.table.dtype == given[0].dtype
+    lost = any(isinstance(each, dict) for each in given)
+    assert ("_extra_state, a dict, is not saved: only the dense network can bring it" in caplog.text) == lost
+
+
+@pytest.mark.parametrize("table", [torch.ones(16, dtype=torch.complex128), torch.eye(16).to_sparse()])
+def test_buffers_that_no_file_can_hold_are_refused_before_it_is_written(table, tmp_path):
+    result = replace(compressed(nn.Sequential(nn.Linear(16, 16)), (16,), layers=["0"]), model=Stateful(table))
+    with pytest.raises(ValueError, match=r"since table is .*: make it a dense tensor of float64, float32"):
+        facts.save_compressed(result, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_views_of_one_tensor_come_back_with_their_own_values(tmp_path):
+    def build(seed):
+        torch.manual_seed(seed)
+        network = Stateful(torch.randn(16))
+        network.register_buffer("other", network.table.view(4, 4))
+        return network
+
+    result = compressed(build(0), (16,), layers=["0"])
+    result.model.other = result.model.other + 1
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path, model=build(1)).model
+    assert loaded.table.equal(result.model.table) and loaded.other.equal(result.model.other)
+
+
+def test_threads_that_load_do_not_count_the_layers_of_others():
+    with BoundedTensors(2), torch.device("meta"):
+        other = Thread(target=lambda: [nn.Linear(1, 1) for _ in range(9)])
+        other.start()
+        other.join()
+        nn.Linear(1, 1)
+        with pytest.raises(ValueError, match="it has more than 2 parameters"):
+            nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("tag", ["test_vit", "test_convnext"])
+def test_networks_of_features_only(tag, tmp_path):
+    model = timm.create_model(tag, features_only=True, in_chans=1, out_indices=(-2, -1)).eval()
+    result, images = compressed(model, (1, 160, 160)), torch.randn(1, 1, 160, 160)
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path).model
+    with torch.no_grad():
+        assert all(map(torch.equal, loaded(images), result.model.eval()(images)))
+
+
+def test_a_tilde_is_the_home_folder(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    facts.save_compressed(saved[0], "~/small")
+    assert facts.load_compressed("~/small").plan == saved[0].plan
+    Cache("~/cache").save("a", {})
+    with staging(Path("~/a")) as path:
+        path.touch()
+    assert {each.name for each in Path("home").iterdir()} == {"small", "cache", "a"} and not Path("~").exists()
 
 
 def manifest_of(model, shape, folder):

@@ -179,7 +179,7 @@ def refused(original, tmp_path, attack, message):
 def test_a_folder(attack, originals, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if attack != "NaN":  # which is seen once the weights are read
-        monkeypatch.setattr("facts.saving.load.load_model", lambda *_: pytest.fail("it was built"))
+        monkeypatch.setattr("facts.saving.load.load_file", lambda *_: pytest.fail("it was built"))
     for recipe in (CausalLM, OpenMMLabModel):
         monkeypatch.setattr(recipe, "architecture", lambda self: pytest.fail("it was built"))
     refused(originals["vit"], tmp_path, *ATTACKS[attack])
@@ -207,6 +207,8 @@ def test_files_that_are_no_harm(originals, tmp_path, monkeypatch):
     for name in ("LICENSE", "a.py", ".git/index", "figures/ranks.png", f".{WEIGHTS}.x1y2z3"):
         write(name)(folder)
     write("pytorch_model.bin", pickle.dumps(Harmful()))(folder)
+    header(lambda head: head.update(__metadata__={"x": "x" * (0x10280 - len(json.dumps(head)) - 27)}))(folder)
+    assert (folder / WEIGHTS).read_bytes()[:2] == b"\x80\2", "as a pickle begins"
     link("notes.txt", "README.md")(folder)
     link("link.md", folder / "README.md")(folder)
     assert facts.load_compressed(folder).plan
