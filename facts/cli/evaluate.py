@@ -49,7 +49,7 @@ def evaluate(
     import torch
     from tabulate import tabulate
 
-    from facts.cli.inputs import data_of, load, measured, original_of
+    from facts.cli.inputs import data_of, input_shape, load, measured, original_of
     from facts.cost.count import count_cost
     from facts.modules.networks import is_encoder
     from facts.saving.manifest import MANIFEST
@@ -60,7 +60,7 @@ def evaluate(
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
     compared = encodes and (Path(model) / MANIFEST).is_file()
     original = original_of(network, weights, device) if compared else network
-    cost = count_cost(network, task.input_shape(network))
+    cost = count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}
     metrics = measured(task, network, original, getattr(torch, precision)) | costs
     if as_json:
@@ -73,7 +73,12 @@ def evaluate(
 def export(
     folder: options.Folder,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="The file to write: .pt2 for PyTorch, .xml for OpenVINO, else ONNX.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="The file to write: .pt2 for PyTorch, .xml for OpenVINO, else ONNX.",
+            callback=options.at_home,
+        ),
     ],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
     data: Annotated[
@@ -152,7 +157,11 @@ def export(
 def benchmark(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Networks or compressed folders; the first is the baseline."),
+        typer.Argument(
+            metavar="MODEL...",
+            help="Networks or compressed folders; the first is the baseline.",
+            callback=options.at_home,
+        ),
     ],
     runtime: Annotated[
         list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')

@@ -23,7 +23,7 @@ from facts.models.from_transformers import (
     read_processors,
 )
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
-from facts.modules.networks import is_encoder, reads_tokens
+from facts.modules.networks import is_encoder, noise, reads_tokens, run
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
@@ -101,15 +101,27 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
     original = replace(recipe, weights=weights or "pretrained").build()
     if known.get("sha256") not in (None, original.recipe.provenance().get("sha256")):
         raise ValueError(f"the folder was made from other weights ({known['source']}): give those as --weights FILE")
+    if not isinstance(recipe, TransformersModel):
+        original.pretrained_cfg = vars(compressed)["pretrained_cfg"]  # the images of both are the same
     compressed.to(place)
     return original.to(place)
 
 
 def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple[int, ...]:
-    """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`."""
+    """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`. Raises `ValueError` if it cannot be read."""
     if reads_tokens(network):
         return 1, sequence_length or Corpus.sequence_length
-    return data_config(network)["input_size"]
+    shape = data_config(network)["input_size"]
+    try:
+        with torch.no_grad():
+            run(network, noise(network, (1, *shape), next(network.parameters()).device))
+    except Exception as error:  # networks may raise anything
+        first, *_ = str(error).splitlines() or [repr(error)]
+        raise ValueError(
+            f"{type(network).__name__} cannot read images of shape {list(shape)} ({first}): have the function that "
+            'builds it set pretrained_cfg = {"input_size": (C, H, W)}'
+        ) from error
+    return shape
 
 
 def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:

@@ -1,5 +1,6 @@
 """Arguments and options shared by several commands. Nothing here imports PyTorch, so help and completion are quick."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -63,6 +64,13 @@ def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, st
     return [(before + comma + name, text) for name, text in choices.items() if name.startswith(last)]
 
 
+def at_home(value: Any) -> Any:
+    """Expand `~` in paths, which a shell leaves alone in `--out=~/half`."""
+    if isinstance(value, list):
+        return [*map(at_home, value)]
+    return value and type(value)(os.path.expanduser(value))
+
+
 def option(panel: str | None, help: str, *names: str, **settings: Any) -> Any:
     """An option in a panel of the help."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
@@ -90,6 +98,7 @@ Model = Annotated[
         help="[bold]timm/NAME[/], [bold]torchvision/NAME[/], [bold]transformers/OWNER/NAME[/], or a folder with a "
         "transformers network: a language model, an image classifier or encoder.",
         autocompletion=networks_after,
+        callback=at_home,
     ),
 ]
 Ratio = Annotated[float | None, option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.")]
@@ -113,9 +122,17 @@ Architecture = Annotated[
 ]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
 Folder = Annotated[
-    str, typer.Argument(metavar="FOLDER", help="The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.")
+    str,
+    typer.Argument(
+        metavar="FOLDER",
+        help="The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.",
+        callback=at_home,
+    ),
 ]
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder, or one with an older result.")]
+Out = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="A new or empty folder, or one with an older result.", callback=at_home),
+]
 
 Images = Annotated[
     str,
@@ -155,7 +172,12 @@ DType = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    option(MACHINE, "Folder for gigabytes of intermediate results, which speed up the next run.", metavar="FOLDER"),
+    option(
+        MACHINE,
+        "Folder for gigabytes of intermediate results, which speed up the next run.",
+        metavar="FOLDER",
+        callback=at_home,
+    ),
 ]
 Moments = Annotated[
     Literal["auto", "device", "host"],

@@ -10,7 +10,7 @@ from facts.cli.options import ESTIMATORS, SEARCHES, all_chosen, option, several
 def pareto(
     model: options.Model,
     data: options.Images,
-    out: Annotated[Path, option(None, "Where the table and the plot go.", metavar="FOLDER")],
+    out: Annotated[Path, option(None, "Where the table and the plot go.", metavar="FOLDER", callback=options.at_home)],
     estimators: Annotated[str, several(ESTIMATORS, "`facts compress --help` explains them.")] = "facts,svd_llm,pela",
     searches: Annotated[str, several(SEARCHES, "They choose the ranks.")] = "cors_fisher",
     ratios: Annotated[str, option(None, "Remaining fractions of the cost.", metavar="RATIO,RATIO")] = "0.3,0.5,0.7",

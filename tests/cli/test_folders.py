@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 import facts
 from facts.cli import inputs
 from facts.cost.timing import TimingPolicy
+from facts.models import TimmModel
 from tests.cli.conftest import VIT, saved
+from tests.networks import image_batches, make_model
 
 OWN_CLASS = ("--architecture", "tests.networks:make_three_classes")
 
@@ -44,6 +47,42 @@ class TestEvaluate:
             assert message in run("evaluate", *arguments, "--data", photos, code=1).output
         result = run("compress", compressed[1], "--data", photos, "--out", tmp_path / "vit", code=1)
         assert "is compressed already: name the network it was made from" in result.output
+
+
+class TestOtherInputs:
+    """Networks for other images than the published ones."""
+
+    @pytest.mark.parametrize("make", ["small", "grey"])
+    def test_images_are_those_of_the_saved_network(self, make, run, photos, tmp_path):
+        options, shape = {
+            "small": ({"arguments": {"img_size": 48}}, (3, 48, 48)),
+            "grey": ({"arguments": {"img_size": (64, 32), "in_chans": 1}}, (1, 64, 32)),
+        }[make]
+        options["arguments"]["num_classes"] = 3
+        model = TimmModel(tag="test_vit", weights="random", **options).build()
+        facts.save_compressed(facts.compress(model, estimator="pela", ratio=0.5), tmp_path / "vit")
+        found = run("evaluate", tmp_path / "vit", "--data", photos, "--num-workers", 0, "--json").stdout
+        assert (
+            json.loads(found)["flops"] == facts.count_cost(facts.load_compressed(tmp_path / "vit").model, shape).flops
+        )
+        run("export", tmp_path / "vit", "--out", tmp_path / "vit.pt2")
+        assert torch.export.load(tmp_path / "vit.pt2").module()(torch.randn(2, *shape)).shape == (2, 3)
+
+    def test_a_network_of_your_own_reads_what_it_was_compressed_on(self, run, photos, tmp_path):
+        batches, own = image_batches([4], dtype=torch.float32), ("--architecture", "tests.networks:make_model")
+        result = facts.compress(make_model(torch.float32), batches, ratio=0.7)
+        facts.save_compressed(result, tmp_path / "own")
+        assert facts.load_compressed(tmp_path / "own", make_model()).model.pretrained_cfg == {"input_size": (3, 8, 8)}
+        data = ("--data", photos, "--num-workers", 0)
+        assert "does not record num_classes" in run("evaluate", tmp_path / "own", *data, *own, code=1).output
+        costs = replace(result.summary.costs, input_shape=None)
+        unknown = replace(result, summary=replace(result.summary, costs=costs))
+        facts.save_compressed(unknown, tmp_path / "own")
+        for command in (
+            ("evaluate", tmp_path / "own", *data),
+            ("export", tmp_path / "own", "--out", tmp_path / "a.pt2"),
+        ):
+            assert "cannot read images of shape [3, 224, 224] (" in run(*command, *own, code=1).output
 
 
 class TestRecover:

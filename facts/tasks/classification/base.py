@@ -42,8 +42,7 @@ class Classification(ClassLogits):
     batch_size: Count = 64
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
-        size = data_config(model)["input_size"] if is_transformers(model) else model.pretrained_cfg["input_size"]
-        return (1, *size)
+        return (1, *data_config(model)["input_size"])
 
     @abstractmethod
     def evaluation(self, model: nn.Module) -> Iterable[Batch]:
@@ -165,7 +164,11 @@ def data_config(model: nn.Module) -> dict[str, Any]:
     """The `input_size`, `mean` and `std` of a network's images; for timm's, also the rest of its data configuration."""
     processed = processed_for(model)
     if processed is None:
-        return timm.data.resolve_model_data_config(model)
+        config = timm.data.resolve_model_data_config(model)
+        for name in ("mean", "std"):
+            if len(config[name]) != (channels := config["input_size"][0]):
+                config[name] = (sum(config[name]) / len(config[name]),) * channels  # as timm's loaders do
+        return config
     processor: Any = processed.processor
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ([0.0] * 3, [1.0] * 3)
     shape = processed(Image.new("RGB", (64, 64))).shape
@@ -178,11 +181,11 @@ def preprocessing_key(model: nn.Module) -> Any:
     return data_config(model) if processed is None else repr(processed)
 
 
-def num_classes(model: nn.Module) -> int:
-    """Number of classes, 0 for an encoder."""
+def num_classes(model: nn.Module) -> int | None:
+    """Number of classes, 0 for an encoder; None if a network of your own does not record it."""
     if is_encoder(model):
         return 0
-    return model.config.num_labels if is_transformers(model) else model.num_classes
+    return model.config.num_labels if is_transformers(model) else getattr(model, "num_classes", None)
 
 
 def labels_by_name(model: nn.Module) -> dict[str, int]:

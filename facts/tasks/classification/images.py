@@ -147,7 +147,8 @@ class Images(Classification):
 
     def _need_labels(self, model: nn.Module) -> None:
         if self.labels(model) is None:
-            found = f"{self.root} has {len(self.classes)} class folders, and the network {num_classes(model)} classes"
+            number = "does not record num_classes" if (total := num_classes(model)) is None else f"{total} classes"
+            found = f"{self.root} has {len(self.classes)} class folders, and the network {number}"
             raise ValueError(f"these images need labels: {found}. Give a folder for each class, named by synset or not")
 
     def _batches(
@@ -173,6 +174,14 @@ class Images(Classification):
         mixup: timm.data.Mixup | None = None,
         for_training: bool = False,
     ) -> NumberedBatches:
+        channels = data_config(model)["input_size"][0]
+        if channels not in (1, 3):
+            raise ValueError(
+                f"{type(model).__name__} reads images of {channels} channels, but image files have 1 or 3: make its "
+                "batches in Python"
+            )
+        if channels == 1:
+            transform = transforms.Compose([transforms.Grayscale(), transform])
         labels = self.labels(model)
         files = files if labels is None else replace(files, labels=np.array(labels)[files.labels])
         items = DecodedBatches(files, transform, self.batch_size, seed, mixup, for_training)
@@ -186,10 +195,10 @@ class Images(Classification):
             return timm.data.create_transform(**config, is_training=True)
         if self.transform == "timm":
             return processed_for(model) or timm.data.create_transform(**config, is_training=False)
-        size, scaled = config["input_size"][-1], transforms.Normalize(config["mean"], config["std"])
+        size, scaled = config["input_size"][1:], transforms.Normalize(config["mean"], config["std"])
         steps = [transforms.CenterCrop(size), transforms.ToTensor(), scaled]
         if self.transform == "paper":
-            steps.insert(0, transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC))
+            steps.insert(0, transforms.Resize(max(size) * 256 // 224, transforms.InterpolationMode.BICUBIC))
         return transforms.Compose(steps)
 
 
@@ -263,6 +272,8 @@ class ImageFolder(Images):
 
     def labels(self, model: nn.Module) -> list[int] | None:
         total, by_name = num_classes(model), labels_by_name(model)
+        if total is None:
+            return None
         if self._found.numbered and len(self.classes) <= total:
             return [*range(len(self.classes))]
         if self.classes and total == len(synsets()) and set(self.classes) <= set(synsets()):
