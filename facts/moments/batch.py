@@ -4,6 +4,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out; D_k = G_kᵀ X_k [m, n] is the
 """
 
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ class LayerBatch:
         self.x = at_least_float32(x)
         self._g = None if g is None else at_least_float32(g)
         self.first_sample = first_sample
+        self.weights: dict[Any, Tensor] = {}  # of samples, by clipping: moments share them
 
     @property
     def g(self) -> Tensor:
@@ -99,18 +101,17 @@ MIN_BLOCKED_SIZE = 512
 
 
 def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | None = None) -> None:
-    """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[..., d]` tensors and `[...]` weights.
+    """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[..., d]` tensors and weights of `[...]`.
 
     Only the lower blocks are computed, 56 % of the products; `mirror` fills in the rest once, at the end.
     """
+    left = left if weights is None else left * weights[..., None]
     left, right = left.flatten(0, -2), right.flatten(0, -2)
-    weights = None if weights is None else weights.reshape(-1, 1)
     size = len(total)
     step = -(-size // SYMMETRIC_BLOCKS) if size >= MIN_BLOCKED_SIZE else size
     for start in range(0, size, step):
         end = min(start + step, size)
-        block = left[:, start:end]
-        total[start:end, :end].addmm_((block if weights is None else block * weights).T, right[:, :end])
+        total[start:end, :end].addmm_(left[:, start:end].T, right[:, :end])
 
 
 def mirror(total: Tensor) -> Tensor:

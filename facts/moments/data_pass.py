@@ -52,7 +52,7 @@ class DataPass:
     num_parts: int = 1
     blocks: Iterable[nn.Module] = ()
     next_sample: int = field(default=0, init=False)  # its position in the data
-    finite: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
+    sums: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
     def run(self, batches: Iterable[tuple[Any, Any]], what: str, sums: Iterable[Tensor] | None = None) -> int:
         """Run the batches, and show their number as the progress of `what`. Returns the number of samples.
@@ -116,19 +116,19 @@ class DataPass:
             x, g = x[:, skipped:], None if g is None else g[:, skipped:]
         batch = LayerBatch(x, g, self.next_sample)
         # Kept on the device and read once per batch: a check here would synchronise the device at every layer.
-        self.finite[name] = tuple(t.sum().isfinite() for t in ((batch.x,) if g is None else (batch.x, batch.g)))
+        self.sums[name] = tuple(tensor.sum() for tensor in ((batch.x,) if g is None else (batch.x, batch.g)))
         self.add(name, batch)
 
     def _check_finite(self, batch_number: int) -> None:
-        all_flags = [flag for flags in self.finite.values() for flag in flags]
-        if not all_flags or torch.stack(all_flags).all():  # read together, to wait for the device only once
-            self.finite.clear()
+        all_sums = [total for sums in self.sums.values() for total in sums]
+        if not all_sums or torch.stack(all_sums).isfinite().all():  # read together, to wait for the device only once
+            self.sums.clear()
             return
         # The first layer of the forward pass, then of the backward one, is closest to the cause.
         activations = [(name, "activations", 0) for name in self.layers]
         grads = [(name, "output gradients", 1) for name in reversed(list(self.layers))]
         for name, what, index in activations + (grads if self.needs_grads else []):
-            if name in self.finite and not self.finite[name][index]:
+            if name in self.sums and not self.sums[name][index].isfinite():
                 raise ValueError(
                     f"NaN or infinity in the {what} of layer {name}, in calibration batch {batch_number} (from 0); "
                     "check the data and the weights, or use precision float32"

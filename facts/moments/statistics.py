@@ -73,7 +73,7 @@ class Moment(ABC):
 
 
 class Counts(Moment):
-    """Numbers of samples and of tokens `[2]`."""
+    """Numbers of samples and of tokens `[2]`, in main memory."""
 
     needs_grads = False
 
@@ -81,11 +81,11 @@ class Counts(Moment):
         return ((2,),)
 
     def init_state(self, layer, like, d_in, d_out):
-        return (like.new_zeros(2, dtype=torch.float64),)  # float32 is exact for whole numbers only up to 2^24
+        return (torch.zeros(2, dtype=torch.float64),)  # float32 is exact for whole numbers only up to 2^24
 
     def add(self, total, batch):
         num_samples, num_tokens = batch.x.shape[:2]
-        total[0].add_(total[0].new_tensor([num_samples, num_samples * num_tokens]))
+        total[0].add_(torch.tensor([num_samples, num_samples * num_tokens]))
 
 
 class SymmetricMoment(Moment):
@@ -113,6 +113,12 @@ class GradMoment(SymmetricMoment):
 def at_least_tiny(size: Tensor) -> Tensor:
     """Clamp a trace or norm to divide by, so that zeros stay zero."""
     return size.clamp(min=torch.finfo(size.dtype).tiny)
+
+
+def median(values: Tensor) -> Tensor:
+    """The median of samples `[N, 1]`: for an even number, the mean of the middle two."""
+    ordered, num_samples = values.sort(dim=-2).values, values.shape[-2]
+    return torch.lerp(ordered[..., (num_samples - 1) // 2, None, :], ordered[..., num_samples // 2, None, :], 0.5)
 
 
 def of_unit_trace(weights: Tensor, energies: Tensor) -> Tensor:
@@ -166,12 +172,17 @@ class ClippedGradMoment(SymmetricMoment):
         """Add one batch, in place; its tokens are already clipped, its samples are to be weighted by `weights`."""
 
     def weights(self, batch: LayerBatch) -> Tensor:
-        """Weights `[N]` of samples in sums that are quadratic in their gradients: 1 for unclipped samples."""
-        if self.grad_clip in (None, "tokens"):
-            return batch.g.new_ones(batch.num_samples)
-        norms = batch.g_energy.sum(dim=1).sqrt()
-        bound = norms.quantile(0.5) if self.grad_clip == "median" else norms.new_tensor(self.grad_clip)
-        return torch.where(norms > bound, bound / norms, 1).square()
+        """Weights `[N, 1]` of samples in sums that are quadratic in their gradients: 1 for unclipped samples."""
+        if self.grad_clip not in batch.weights:
+            batch.weights[self.grad_clip] = self._weights(batch.g_energy)
+        return batch.weights[self.grad_clip]
+
+    def _weights(self, energies: Tensor) -> Tensor:
+        norms = energies.sum(dim=-1, keepdim=True).sqrt()
+        if self.grad_clip is None or self.grad_clip == "tokens":
+            return torch.ones_like(norms)
+        bound = median(norms) if self.grad_clip == "median" else torch.full_like(norms, self.grad_clip)
+        return (bound / at_least_tiny(norms)).clamp(max=1).square()  # 0 where both are 0
 
 
 class ScaledGradMoment(ClippedGradMoment):
@@ -186,7 +197,8 @@ class ScaledGradMoment(ClippedGradMoment):
     def finalize(self, total):
         *matrices, trace = total
         *others, last = super().finalize(tuple(matrices))
-        return *others, last.mul_(trace / at_least_tiny(last.trace()))
+        factor = trace / at_least_tiny(last.trace())
+        return *others, last.mul_(factor.clamp(max=torch.finfo(factor.dtype).max))  # a matrix of zeros stays zero
 
 
 class GradGram(ScaledGradMoment, GradMoment):
@@ -194,7 +206,7 @@ class GradGram(ScaledGradMoment, GradMoment):
 
     def add_clipped(self, total, batch):
         gram, trace = total
-        add_symmetric(gram, batch.g, batch.g, self.weights(batch)[:, None].expand(batch.g.shape[:2]))
+        add_symmetric(gram, batch.g, batch.g, self.weights(batch))
         trace.add_(batch.g_energy.sum())
 
 
@@ -204,7 +216,7 @@ class SummedGradGram(ScaledGradMoment, GradMoment):
     def add_clipped(self, total, batch):
         gram, trace = total
         summed = batch.g.sum(dim=1)
-        add_symmetric(gram, summed, summed, self.weights(batch))
+        add_symmetric(gram, summed, summed, self.weights(batch).squeeze(-1))
         trace.add_(summed.square().sum())
 
 
@@ -215,7 +227,7 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
     normalize: Normalize = "none"
 
     def add_clipped(self, total, batch):
-        weights = self.weights(batch)[:, None] * batch.g_energy
+        weights = self.weights(batch) * batch.g_energy
         if self.normalize == "batch":
             weights = of_unit_trace(weights, batch.x_energy)
         add_symmetric(total[0], batch.x, batch.x, weights)
@@ -226,7 +238,7 @@ class InputWeightedGradGram(ScaledGradMoment, GradMoment):
 
     def add_clipped(self, total, batch):
         gram, trace = total
-        add_symmetric(gram, batch.g, batch.g, self.weights(batch)[:, None] * batch.x_energy)
+        add_symmetric(gram, batch.g, batch.g, self.weights(batch) * batch.x_energy)
         trace.add_((batch.x_energy * batch.g_energy).sum())
 
 
@@ -241,19 +253,18 @@ class SampleGradGrams(ScaledGradMoment):
 
     def add_clipped(self, total, batch):
         inputs, outputs, trace = total
-        energies = batch.sample_grad_energy.sum(dim=-1)
+        energies = batch.sample_grad_energy.sum(dim=-1, keepdim=True)
         trace.add_(energies.sum())
         weights = of_inputs = self.weights(batch)
         if self.normalize == "batch":
             of_inputs = of_unit_trace(weights, energies)
         if batch.tokens_are_cheaper:
-            shape = batch.x.shape[:2]
-            add_symmetric(inputs, batch.x, batch.mixed_inputs, of_inputs[:, None].expand(shape))
-            add_symmetric(outputs, batch.g, batch.mixed_grads, weights[:, None].expand(shape))
+            add_symmetric(inputs, batch.x, batch.mixed_inputs, of_inputs)
+            add_symmetric(outputs, batch.g, batch.mixed_grads, weights)
         else:
             grads = batch.sample_grads
-            add_symmetric(inputs, grads, grads, of_inputs[:, None].expand(grads.shape[:2]))
-            add_symmetric(outputs, grads.mT, grads.mT, weights[:, None].expand(grads.mT.shape[:2]))
+            add_symmetric(inputs, grads, grads, of_inputs)
+            add_symmetric(outputs, grads.mT, grads.mT, weights)
 
 
 class SampleGradEnergy(InputVector):
@@ -326,7 +337,7 @@ class TokenPowerStep(ClippedGradMoment):
 
     def add_clipped(self, total, batch):
         inputs, grads, A, B = total
-        weights = self.weights(batch)[:, None]
+        weights = self.weights(batch)
         of_inputs = weights * ((batch.x @ A) * batch.x).sum(dim=-1)
         of_grads = weights * ((batch.g @ B) * batch.g).sum(dim=-1)
         if self.normalize == "batch":

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+import facts
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.losses import summed_cross_entropy
@@ -52,3 +53,12 @@ def test_a_call_without_influence_has_gradient_zero():
     outputs = model.layer(x).detach().requires_grad_()
     (g,) = torch.autograd.grad(summed_cross_entropy(outputs.mean(dim=1), labels), outputs)
     assert relative_error(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1)) < EXACT
+
+
+@pytest.mark.parametrize("name", ["facts", "kfac_expand", "kfac_reduce", "shampoo2"])
+def test_gradients_that_are_zero_in_most_samples_are_clipped_to_zero(name):
+    x, g = torch.randn(5, 3, 4), torch.randn(5, 3, 2)
+    g[:3] = 0
+    factors = facts.estimate_factors(name, x, g)
+    assert not factors.B.any()
+    assert factors.A.isfinite().all()
