@@ -10,7 +10,9 @@ from typing import Any, Literal, Self, get_args
 import timm.layers
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
@@ -24,6 +26,7 @@ COST_NAMES = get_args(CostName)
 STEMS = ("stem", "patch_embed")
 LAYER_NORM_OPS, RMS_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 4, 1  # operations per element
 SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
+FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}  # their arguments
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,9 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
     `[C, H, W]`, or any shape with its batch axis, such as tokens `[N, T]`. Both rules count two operations per
     multiply-accumulate and leave out biases and additions. Raises `ValueError` for other rules.
 
-    - `paper`: linear layers, 2-D convolutions (also transposed), GELU, LayerNorm and BatchNorm, except the stem's own
-      normalisation. Products that mix tokens without a weight matrix are not counted: attention's products, a Mamba
-      mixer's 1-D convolution and scan.
+    - `paper`: linear layers, 2-D convolutions (also transposed), other products with a weight, such as
+      `F.linear(x, layer.weight)`, GELU, LayerNorm and BatchNorm, except the stem's own normalisation. Products that mix
+      tokens without a weight matrix are not counted: attention's products, a Mamba mixer's 1-D convolution and scan.
     - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
     """
     if rule not in ("paper", "full"):
@@ -88,18 +91,55 @@ def count_flops(model: nn.Module, example: Any, rule: Rule) -> int:
 
 @contextmanager
 def counting(network: nn.Module, rule: Rule) -> Iterator[list[int]]:
-    """Within the block, forward passes append the operations of their modules to the list, one number per call."""
+    """Within the block, forward passes append their operations to the list, one number per call of a module.
+
+    By the paper's rule, products with weights outside of modules that are counted have a number each too.
+    """
     counts: list[int] = []
+    functions = _Functions(network, counts)
 
     def note(operations: Callable[..., int], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         counts.append(operations(module, args, output))
 
     with ExitStack() as stack:
         for name, module in network.named_modules():
-            operations = _elementwise(name, module, rule) or (_product(module) if rule == "paper" else None)
-            if operations:
+            product = _product(module) if rule == "paper" else None
+            if product:
+                stack.callback(module.register_forward_pre_hook(functions.enter_module).remove)
+                stack.callback(module.register_forward_hook(functions.leave_module).remove)
+            if operations := _elementwise(name, module, rule) or product:
                 stack.callback(module.register_forward_hook(partial(note, operations)).remove)
+        if rule == "paper":
+            stack.enter_context(functions)
         yield counts
+
+
+class _Functions(TorchDispatchMode):
+    """Appends the operations of products of activations and weights, unless a module counts them itself."""
+
+    def __init__(self, network: nn.Module, counts: list[int]):
+        super().__init__()
+        self.counts, self.num_around = counts, 0
+        self.weights: dict[int, Tensor] = {id(each): each for each in network.parameters()}  # and views of them, kept
+
+    def enter_module(self, *_: Any) -> None:
+        self.num_around += 1
+
+    def leave_module(self, *_: Any) -> None:
+        self.num_around -= 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **kwargs or {})
+        if self.num_around:
+            return output
+        if factors := FACTORS.get(func.overloadpacket.__name__):
+            is_1d = func.overloadpacket.__name__ == "convolution" and args[0].ndim == 3
+            if not is_1d and sum(id(args[each]) in self.weights for each in factors) == 1:
+                self.counts.append(flop_registry[func.overloadpacket](*args, **kwargs or {}, out_val=output))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if tensors and all(id(each) in self.weights for each in tensors):
+            self.weights |= {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
+        return output
 
 
 def whole_forward(network: nn.Module) -> Callable[[Any], Any]:

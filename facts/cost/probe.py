@@ -164,7 +164,7 @@ def _observe(
         for name in shapes:
             hook = network.get_submodule(name).register_forward_hook(partial(note, name))
             stack.callback(hook.remove)
-        operations = stack.enter_context(counting(network, "paper"))
+        operations = stack.enter_context(counting(network, "paper")) if marks is None else []
         result = whole_forward(network)(inputs) if marks is None else run(network, inputs)
     outputs = {id(leaf) for leaf in tree_leaves(result)}
     rows = {name: _num_rows(network.get_submodule(name), shapes[name]) for name in shapes}

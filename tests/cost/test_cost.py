@@ -5,7 +5,10 @@ from dataclasses import replace
 from functools import cache, partial
 
 import pytest
+import timm
 import torch
+import torch.nn.functional as F
+import torchvision
 from torch import nn
 
 import facts
@@ -215,3 +218,40 @@ def test_by_hand():
     params = 3 * 8 * 4 + 2 * 8 + 2 * 16 + 16 * 5 + 5
     for rule in ("paper", "full"):
         assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
+
+
+class Functional(nn.Module):
+    """Vectors through `layer` alone, computed in one of several ways."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.layer, self.compute = nn.Linear(16, 24), compute
+
+    def forward(self, x):
+        return self.compute(self.layer, x)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda layer, x: F.linear(x, layer.weight, layer.bias),
+        lambda layer, x: x @ layer.weight.T + layer.bias,
+        lambda layer, x: torch.einsum("nd,md->nm", x, layer.weight.view(24, 16)),
+        lambda layer, x: F.linear(x, torch.cat([layer.weight[:8], layer.weight[8:]])),
+        lambda layer, x: torch.baddbmm(layer.bias, x[None], layer.weight.T.expand(1, -1, -1)),
+        lambda layer, x: F.conv2d(x[..., None, None], layer.weight[..., None, None], layer.bias),
+    ],
+)
+def test_a_product_through_a_function_counts_as_the_layers(compute):
+    found, expected = (facts.count_cost(Functional(each), (10, 16)) for each in (compute, nn.Linear.__call__))
+    assert found == expected and expected.flops == 2 * 10 * 16 * 24
+    mixing = facts.count_cost(Functional(lambda layer, x: layer(x) @ layer(x).mT), (10, 16))
+    assert mixing.flops == 2 * expected.flops  # which the paper's rule leaves out
+
+
+def test_equal_networks_cost_the_same():
+    """But for the normalisation of the stem, which the paper leaves out and torchvision names differently."""
+    with torch.device("meta"):
+        pair = timm.create_model("swin_tiny_patch4_window7_224"), torchvision.models.swin_t()
+    one, other = (facts.count_cost(each, IMAGE).flops for each in pair)
+    assert other - one == 5 * 56**2 * 96
