@@ -76,10 +76,14 @@ def _in_one_order(data: Iterable[Any]) -> Iterator[Any]:
         return iter(data)
     if hasattr(data, "set_epoch"):  # accelerate's loaders, such as the Trainer's, shuffle by the number of the pass
         data.set_epoch(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        batches = iter(data)
-        first = list(islice(batches, 1))  # the iterator draws the order
+    kept, data._iterator = data._iterator, None  # persistent workers draw an order differently in their first pass
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            batches = iter(data)
+            first = list(islice(batches, 1))  # the iterator draws the order
+    finally:
+        data._iterator = kept
     return chain(first, batches)
 
 
