@@ -117,9 +117,9 @@ def test_every_pass_through_persistent_workers_has_the_same_order(shuffle):
     data = TensorDataset(torch.arange(16), torch.zeros(16))
     loader = DataLoader(data, 4, shuffle=shuffle, num_workers=1, persistent_workers=True)
     batches = as_batches(loader, nn.Identity())
-    passes = [torch.cat([inputs for inputs, _ in each]).tolist() for each in (batches, batches)]
-    alone = [inputs.tolist() for inputs, _ in as_batches(DataLoader(data, 4, shuffle=shuffle), nn.Identity())]
-    assert passes[0] == passes[1] == sum(alone, []) and loader._iterator is None
+    alone = as_batches(DataLoader(data, 4, shuffle=shuffle), nn.Identity())
+    passes = [torch.cat([inputs for inputs, _ in each]).tolist() for each in (batches, batches, alone)]
+    assert passes[0] == passes[1] == passes[2] and loader._iterator is None
 
 
 BATCHES = image_batches([8] * 10)
