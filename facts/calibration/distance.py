@@ -1,5 +1,6 @@
 """Distance of a changed network's outputs from the original's."""
 
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.data import Batch
 from facts.calibration.outputs import refuse_not_finite
 from facts.modules.networks import autocast, evaluating, run
-from facts.moments.losses import KL_VALUES, OutputError, SquaredError, kl_divergence
+from facts.moments.losses import KL_VALUES, OutputError, SquaredError, kl_divergence, tensors_of
 from facts.utils.batches import batch_size, in_parts, to_device
+
+log = logging.getLogger(__name__)
 
 TOO_FAR = 0.2  # a share; a ViT-Tiny lost 14 points of accuracy at a share of 0.13, and 41 points at 0.38
 FEW = 8  # samples; with fewer the standard error is itself a guess
@@ -62,20 +65,27 @@ def distance(
     `precision` is the autocast type; each batch is divided into `num_parts`. Raises `ValueError` for an error that is
     not finite.
     """
-    device, information = next(changed.parameters()).device, _Information()
+    device, information, num_zero = next(changed.parameters()).device, _Information(), 0
     own: list[tuple[float, int]] = []  # error and number of samples: one each if outputs can be divided
     with torch.inference_mode(), evaluating(original), evaluating(changed), autocast(device, precision):
         for part, _ in (part for inputs, _ in batches for part in in_parts((inputs, None), num_parts)):
             part = to_device(part, device)
             expected, found = run(original, part), run(changed, part)
             refuse_not_finite(expected, found)
-            samples = _by_sample((expected, found), batch_size(part))
+            samples = list(_by_sample((expected, found), batch_size(part)))
             own += [(output_error(*outputs).item(), size) for outputs, size in samples]
             if output_error is kl_divergence:
                 information.add(expected)
+            elif isinstance(output_error, SquaredError):
+                kept = (tensors_of(outputs[0], output_error.names) for outputs, _ in samples)
+                num_zero += sum(not any(each.any() for each in tensors) for tensors in kept)
     errors, sizes = torch.tensor(own, dtype=torch.float64).reshape(-1, 2).T
     if not len(sizes):
         return None
+    if num_zero:
+        log.warning(
+            "outputs of %d samples are all zeros: their error is 1 if the changed ones are not, or else 0", num_zero
+        )
     mean, num_samples = (errors.sum() / sizes.sum()).item(), int(sizes.sum())
     share = mean if isinstance(output_error, SquaredError) else None
     if output_error is kl_divergence and (known := information.total()) > LEAST_INFORMATION * num_samples:

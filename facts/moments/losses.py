@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from facts.modules.networks import autocast, evaluating, run
+from facts.moments.statistics import at_least_tiny
 from facts.utils.batches import batch_size, described, to_device
 from facts.utils.cache import content_key
 
@@ -102,7 +103,10 @@ class SampledLabels(SampledTargets):
         """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are not class logits."""
         is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
         if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
-            raise ValueError("labels can only be drawn from class logits: use the given labels for this network")
+            raise ValueError(
+                f"labels can only be drawn from logits of two or more classes, not from {described(outputs)}: give "
+                'loss=, a function of outputs and targets, or facts.prepare(..., outputs="features")'
+            )
         probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
         labels = torch.multinomial(probabilities, 1, generator=self.generator).view(outputs.shape[:-1])
         return self.loss(outputs, labels.to(outputs.device))
@@ -192,7 +196,8 @@ def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
 class SquaredError:
     """Σ over samples of ‖changed - original‖² / ‖original‖² of the outputs, in float64.
 
-    It is averaged over the tensors of the outputs, each `[N, ...]`, or over those with these `names`.
+    If the original's are all zero, it is 1, or 0 if the changed ones are zero too. It is averaged over the tensors of
+    the outputs, each `[N, ...]`, or over those with these `names`.
     """
 
     def __init__(self, names: Collection[str] = ()):
@@ -206,7 +211,8 @@ class SquaredError:
 
 
 def _relative_error(original: Tensor, changed: Tensor) -> Tensor:
-    return ((changed - original).square().sum(dim=1) / original.square().sum(dim=1)).sum()
+    errors, sizes = (changed - original).square().sum(dim=1), original.square().sum(dim=1)
+    return (errors / at_least_tiny(sizes.where(sizes > 0, errors.detach()))).sum()
 
 
 squared_error = SquaredError()
