@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from facts.modules.lowrank import LowRankLayer, linear_layer
 
@@ -130,10 +131,25 @@ def is_pointwise(module: nn.Module) -> bool:
 
 
 def copy_with(model: nn.Module, replaced: Mapping[Tensor, Tensor] | None = None) -> nn.Module:
-    """Copy a network with some tensors replaced; the copy shares the tokenizer."""
-    known = {id(original): other for original, other in (replaced or {}).items()}
+    """Copy a network with some tensors replaced; the copy shares the tokenizer.
+
+    Results of operations that a module keeps, such as its last outputs or a weight that a hook computes, are detached:
+    they cannot be copied otherwise.
+    """
+    held = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor))
+    known = {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf}
+    known |= {id(original): other for original, other in (replaced or {}).items()}
     tokenizer = getattr(model, "tokenizer", None)
     return copy.deepcopy(model, known | {id(tokenizer): tokenizer})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network without `torch.compile` and DataParallel, which hide the calls of its modules; weights are shared."""
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        return model
+    return copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})  # not compiled
 
 
 def skeleton(model: nn.Module) -> nn.Module:

@@ -1,7 +1,7 @@
 """Low-rank linear layers, and dense ones made from existing weights."""
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +66,7 @@ class LowRankLinear(LowRankLayer):
 
 
 LinearLayer = nn.Linear | LowRankLayer
+Layer = TypeVar("Layer", nn.Linear, LowRankLayer)
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -81,6 +82,14 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def own_parameter(tensor: Tensor) -> nn.Parameter:
     """Copy the values to a contiguous parameter, as files store them: outputs' last bits depend on the layout."""
     return nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+def trained_like(layer: Layer, original: nn.Linear) -> Layer:
+    """Let the values of a layer be trained if the original's are; without a bias there, its bias goes by the weight."""
+    layer.requires_grad_(original.weight.requires_grad)
+    if layer.bias is not None and original.bias is not None:
+        layer.bias.requires_grad_(original.bias.requires_grad)
+    return layer
 
 
 @torch.fx.wrap  # a symbolic trace has no device

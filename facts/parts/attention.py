@@ -18,9 +18,9 @@ from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition, decompose_product
 from facts.estimators.base import KroneckerFactors
 from facts.modules.heads import GroupedProduct, LeadingOfHeads, OutputCores, PaddedHeads, ScoreCores, linear_of
-from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter
+from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter, trained_like
 from facts.moments.batch import LayerBatch
-from facts.parts.base import Found, Kind, Part, Unit, centred_inputs, computes_the_same, module_at
+from facts.parts.base import Found, Kind, Part, Unit, centred_inputs, computes_the_same, module_at, reason_left
 
 NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation or a norm"
 
@@ -302,7 +302,7 @@ class Attention(Kind):
             changes = (partial(change, roles, with_scores) for change in (_leave_out_half, _ignore_half))
             if computes_the_same(attention, call, *changes):
                 return Found(units) if with_scores else Found(units[-1:], dict.fromkeys(paths[:2], NO_PRODUCTS))
-        return Found(reasons=dict.fromkeys(paths, NO_PRODUCTS))
+        return Found(reasons=dict.fromkeys(paths, reason_left(attention, call, NO_PRODUCTS)))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         owner = name.rpartition(".")[0]
@@ -312,8 +312,8 @@ class Attention(Kind):
 def _units(model: nn.Module, owner: str) -> tuple[HeadsUnit, ...]:
     """The units of both products of all heads; only of the outputs' product if heads share keys."""
     attention = module_at(model, owner)
-    roles = attention and Roles.of(attention)
-    if not attention or not roles:
+    roles = None if attention is None else Roles.of(attention)  # a module may have a length of 0
+    if attention is None or roles is None:
         return ()
     heads, paths = Heads.of(attention, roles), tuple(f"{owner}.{name}" for name in roles.layers(attention))
     first, last = (
@@ -362,25 +362,24 @@ def call_cores(attention: nn.Module, with_scores: bool) -> None:
 
 def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
     """Replace an attention's heads: plain linear layers if scores and outputs are equally wide, otherwise padded."""
-    trainable = linear_of(attention.get_submodule(roles.output)).weight.requires_grad
-    biases = [linear_of(attention.get_submodule(name)).bias is not None for name in roles.inputs]
+    *inputs, output = (linear_of(attention.get_submodule(name)) for name in (*roles.inputs, roles.output))
     before = Heads.of(attention, roles)
     is_kept = (heads.width, heads.scale) == (before.width, before.scale)  # a norm after the queries may cancel a factor
     scale = 1.0 if is_kept else heads.scale * heads.width**0.5
     queries = heads.queries * scale
     query_bias = None if heads.query_bias is None else heads.query_bias * scale
     parts = [(queries, query_bias), (heads.keys, heads.key_bias), (heads.values, heads.value_bias)]
-    for name, group, biased in zip(
-        roles.inputs, [parts] if len(biases) == 1 else [[each] for each in parts], biases, strict=True
-    ):
+    groups = [parts] if len(inputs) == 1 else [[each] for each in parts]
+    for name, group, earlier in zip(roles.inputs, groups, inputs, strict=True):
         filled = [weight.new_zeros(weight.shape[:2]) if bias is None else bias for weight, bias in group]
         weight = torch.cat([weight.flatten(0, 1) for weight, _ in group])
-        linear = _linear(weight, torch.cat([bias.flatten() for bias in filled]) if biased else None, trainable)
+        bias = None if earlier.bias is None else torch.cat([each.flatten() for each in filled])
+        linear = _linear(weight, bias, earlier)
         widths = tuple(weight.shape[1] for weight, _ in group)
         same = set(widths) == {heads.width}
         num_heads = len(group[0][0])
         attention.set_submodule(name, linear if same else PaddedHeads(linear, widths, num_heads, heads.width))
-    linear = _linear(heads.outputs.transpose(0, 1).flatten(1), heads.output_bias, trainable)
+    linear = _linear(heads.outputs.transpose(0, 1).flatten(1), heads.output_bias, output)
     same = heads.output_width == heads.width
     attention.set_submodule(roles.output, linear if same else LeadingOfHeads(linear, roles.num_heads))
     if not is_kept:
@@ -412,9 +411,8 @@ def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor,
     ]
 
 
-def _linear(weight: Tensor, bias: Tensor | None, trainable: bool) -> nn.Linear:
-    layer = linear_layer(own_parameter(weight), None if bias is None else own_parameter(bias))
-    return layer.requires_grad_(trainable)
+def _linear(weight: Tensor, bias: Tensor | None, earlier: nn.Linear) -> nn.Linear:
+    return trained_like(linear_layer(own_parameter(weight), None if bias is None else own_parameter(bias)), earlier)
 
 
 def _stacked(decompositions: list[Decomposition], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:

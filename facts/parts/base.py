@@ -3,7 +3,6 @@
 Finding, linear layers, decomposition, errors, cost, and `put`, the only way to change a network.
 """
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -20,6 +19,7 @@ from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import Form
+from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear
 from facts.moments.batch import LayerBatch
 
@@ -251,6 +251,9 @@ class Kind(ABC):
         return found
 
 
+NOT_CALLED = "no unit: the module that holds it is not called, as if its code were copied or compiled elsewhere"
+HOOKED = "no unit: hooks, such as masks of torch.nn.utils.prune, or a `forward` of its own may change what it computes"
+
 SAME = 1e-5  # relative error in float64 of code that rounds to float32 in between
 
 Change = Callable[[nn.Module], None]
@@ -264,7 +267,7 @@ def computes_the_same(module: nn.Module, call: Call | None, first: Change, secon
     args, kwargs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
     outputs = []
     for change in (first, second):
-        changed = copy.deepcopy(module).double().eval()
+        changed = copy_with(module).double().eval()
         try:
             change(changed)
             leaves = tree_leaves(changed(*args, **kwargs))
@@ -273,6 +276,15 @@ def computes_the_same(module: nn.Module, call: Call | None, first: Change, secon
             return False
     one, other = outputs
     return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
+
+
+def reason_left(module: nn.Module, call: Call | None, otherwise: str) -> str:
+    """Say why no unit was found: what hides it, if anything does, or else what the module computes."""
+    if call is None:
+        return NOT_CALLED
+    changes = ("_forward_hooks", "_forward_pre_hooks")
+    hooked = any(getattr(each, name) for each in module.modules() for name in changes)
+    return HOOKED if hooked or any("forward" in vars(each) for each in module.modules()) else otherwise
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module | None:

@@ -12,8 +12,8 @@ from facts.cost.probe import Call
 from facts.decomposition.elimination import eliminate, undone
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
-from facts.modules.lowrank import LinearLayer, linear_layer, own_parameter
-from facts.parts.base import Found, Kind, Part, Unit, computes_the_same, module_at, packed, unpacked
+from facts.modules.lowrank import LinearLayer, linear_layer, own_parameter, trained_like
+from facts.parts.base import Found, Kind, Part, Unit, computes_the_same, module_at, packed, reason_left, unpacked
 
 NOT_SEPARATE = "hidden units that cannot be left out one by one"
 
@@ -105,12 +105,12 @@ class Hidden(Kind):
         assert unit and roles
         if computes_the_same(mlp, call, partial(_leave_out_half, roles), partial(_ignore_half, roles)):
             return Found((unit,))
-        return Found(reasons=dict.fromkeys(unit.layers, NOT_SEPARATE))
+        return Found(reasons=dict.fromkeys(unit.layers, reason_left(mlp, call, NOT_SEPARATE)))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         mlp = module_at(model, name)
-        roles = mlp and Roles.of(mlp)
-        if not mlp or not roles:
+        roles = None if mlp is None else Roles.of(mlp)  # a module may have a length of 0
+        if mlp is None or roles is None:
             return None
         layers = {f"{name}.{each}": mlp.get_submodule(each) for each in (*roles.ups, roles.down)}
         size, (*_, down) = sum(each.weight.numel() for each in layers.values()), layers
@@ -140,12 +140,12 @@ def keep_hidden(mlp: nn.Module, roles: Roles, kept: Tensor, weight: Tensor, bias
 
 
 def _like(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Make a linear layer with copies of these values, in the type of `layer` and trainable if it is."""
+    """Make a linear layer with copies of these values, in the type of `layer`, and trainable where it is."""
     assert isinstance(layer, nn.Linear)
     new = linear_layer(
         own_parameter(weight.to(layer.weight)), None if bias is None else own_parameter(bias.to(layer.weight))
     )
-    return new.requires_grad_(layer.weight.requires_grad)
+    return trained_like(new, layer)
 
 
 def _below(size: int) -> Tensor:

@@ -15,7 +15,7 @@ from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import PLAIN, Form
 from facts.modules.linear_calls import is_pointwise, replace_submodule, with_linear_layers
-from facts.modules.lowrank import own_parameter
+from facts.modules.lowrank import own_parameter, trained_like
 from facts.modules.networks import evaluating, output_layers
 from facts.parts.base import Found, Kind, Part, module_at
 
@@ -75,10 +75,7 @@ class LayerPart(Part):
         layer = self.form.layer(dense, *decomposition.truncate(rank))
         bias = decomposition.bias(dense, rank)
         layer.bias = None if bias is None else own_parameter(bias)
-        layer.requires_grad_(dense.weight.requires_grad)
-        if layer.bias is not None:
-            layer.bias.requires_grad_(dense.bias.requires_grad)
-        replace_submodule(model, self.owner, layer)
+        replace_submodule(model, self.owner, trained_like(layer, dense))
 
     def in_form(self, form: Form) -> Self:
         return replace(self, form=form)
@@ -197,13 +194,14 @@ def _named(names: Iterable[str], candidates: list[str], model: nn.Module) -> tup
     chosen: set[str] = set()
     matching: set[str] = set()
     for name in [names] if isinstance(names, str) else names:
-        found = fnmatch.filter(candidates, name) or {name.removesuffix(".linear")} & {*candidates}
+        named = {name} & {*candidates} or {name.removesuffix(".linear")} & {*candidates}  # names may look like patterns
+        found = named or fnmatch.filter(candidates, name)
         if not found:
             raise ValueError(
                 f"no linear layer or 1x1 convolution is called {name}; {type(model).__name__} has "
                 f"{', '.join(candidates)}"
             )
-        (matching if "*" in name else chosen).update(found)
+        (matching if "*" in name and not named else chosen).update(found)
     return chosen, matching
 
 
