@@ -1,5 +1,6 @@
 """Kinds of outputs, class logits or features, and checks of a network, its data and its outputs."""
 
+import logging
 import math
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
@@ -10,8 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from facts.cost.probe import Probe
 from facts.modules.networks import is_encoder, is_transformers
-from facts.moments.losses import Loss, OutputError, kl_divergence, squared_error
+from facts.moments.losses import NOTHING, Loss, OutputError, kl_divergence, squared_error
 from facts.utils.batches import described, first_of
+
+log = logging.getLogger(__name__)
 
 OutputKind = Literal["classes", "features"] | tuple[str, ...]
 """Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
@@ -25,13 +28,13 @@ def as_output_kind(outputs: str | Collection[str] | None) -> OutputKind | None:
 
 
 def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
-    """Decide: class logits if `num_classes` is positive, or, without it, if transformers or a linear layer makes them.
+    """Decide: class logits if `num_classes` is above one, or, without it, if transformers or a linear layer makes them.
 
     Logits are a tensor `[N, C]` or `[N, T, C]` with more than one class. All other outputs are features.
     """
     num_classes, outputs = getattr(model, "num_classes", None), probe.outputs
     if isinstance(num_classes, int):
-        return "classes" if num_classes > 0 else "features"
+        return "classes" if num_classes > 1 else "features"
     by_classifier = is_transformers(model) or probe.makers
     are_logits = isinstance(outputs, Tensor) and outputs.ndim in (2, 3) and outputs.shape[-1] > 1 and by_classifier
     return "classes" if are_logits else "features"
@@ -88,6 +91,37 @@ def refuse_unfit_functions(
                     f"the loss must be a sum over samples: it is {once:.4g} for one, and {twice:.4g} for the same one "
                     'twice. Give reduction="sum" instead of a mean, or leave loss out if it is cross-entropy'
                 )
+
+
+def refuse_one_output(model: nn.Module, outputs: Any) -> None:
+    """Raises `ValueError` for logits of one class, whose cross-entropy is always zero."""
+    if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[-1] == 1:
+        raise ValueError(
+            f"{type(model).__name__} has one output, whose cross-entropy is zero for all labels: give loss=, such as a "
+            "sum of binary cross-entropies or squared errors, or inputs alone, to keep the output itself"
+        )
+
+
+def refuse_ignored_labels(batches: Iterable[tuple[Any, Any]]) -> None:
+    """Raises `ValueError` if cross-entropy ignores all labels of some batches; warns if it does so for most samples.
+
+    Loaders are read until a label counts; only lists are read to the end.
+    """
+    counted, num_samples, is_list = 0, 0, isinstance(getattr(batches, "data", None), list)
+    for _, targets in batches:
+        if not isinstance(targets, Tensor) or targets.is_floating_point():
+            return
+        counted += int((targets != NOTHING).reshape(len(targets), -1).any(dim=1).sum())
+        num_samples += len(targets)
+        if counted and not is_list:
+            return
+    if not counted:
+        raise ValueError(
+            f"none of the {num_samples} samples has a label that counts, all are {NOTHING}, which is "
+            "ignored: give labels from 0 on, or inputs alone, for which labels are drawn from the network"
+        )
+    if counted < num_samples / 2:
+        log.warning("only %d of %d samples have a label that counts (not %d)", counted, num_samples, NOTHING)
 
 
 def refuse_not_finite(original: Any, changed: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.calibration.data import Batch, as_batches, divide
+from facts.calibration.data import Batch, FirstSamples, OneByOne, as_batches, divide
 from facts.calibration.decompositions import (
     are_decomposed,
     decompose_layers,
@@ -23,6 +23,8 @@ from facts.calibration.outputs import (
     OutputKind,
     as_output_kind,
     output_kind,
+    refuse_ignored_labels,
+    refuse_one_output,
     refuse_unfit_functions,
     refuse_unfit_network,
 )
@@ -33,6 +35,7 @@ from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
 from facts.modules.forms import FORMS, PLAIN, Form, FormName, refuse_unknown_form
+from facts.modules.linear_calls import unwrapped
 from facts.modules.lowrank import LinearLayer
 from facts.modules.networks import autocast, is_encoder, noise
 from facts.moments.collect import DEFAULT_POLICY, LayerMoments, MemoryPolicy, collect_moments
@@ -57,6 +60,8 @@ from facts.utils.cache import Cache, calibration_key, content_key, name_of, shar
 from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
+
+NUM_TO_REACH = 512  # samples that are tried to reach all layers
 
 
 @dataclass(frozen=True)
@@ -365,12 +370,14 @@ def prepare(
     """
     parts = parts if isinstance(parts, str) else ",".join(parts)
     _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
+    model = unwrapped(model)
     form = form or default_form(model, execution.precision)
     refuse_unknown_form(form)
     batches = as_batches(data, model)
     first = None if batches is None else first_of(batches)
     if batches is not None and first is None:
         raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
+    given = batches
     inputs, targets = first or (None, None)
     example = meta_input(model, input_shape) if input_shape else None
     if example is None and inputs is not None and has_row_per_sample(inputs):
@@ -387,7 +394,12 @@ def prepare(
     first_inputs = inputs
     if inputs is None and input_shape:
         first_inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
-    probe = Probe.of(model, first_inputs if kinds_of(parts) else inputs, example, execution.precision, may_miss)
+    further = () if batches is None else FirstSamples(batches, NUM_TO_REACH)
+    sample = first_inputs if kinds_of(parts) else inputs
+    probe = Probe.of(model, sample, example, execution.precision, may_miss, further)
+    if probe.mixes and batches is not None:
+        log.info("layers of %s get rows of several samples in turns: samples are run one by one", type(model).__name__)
+        batches = OneByOne(batches)
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
@@ -395,6 +407,9 @@ def prepare(
         loss = summed_cross_entropy if targets is not None or inputs is None else SampledLabels(summed_cross_entropy)
     elif loss is None:
         loss = SampledFeatures(scales_of(model, batches or (), names, execution.precision), names)
+    if loss is summed_cross_entropy and given is not None:
+        refuse_ignored_labels(given)
+        refuse_one_output(model, probe.outputs)
     output_error = output_error or _error_of(kind, loss)
     if inputs is not None:
         refuse_unfit_functions(model, probe.outputs, targets, own_loss, output_error)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from facts.calibration.data import as_batches
+from facts.calibration.data import OneByOne, as_batches
 from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.prepare import DEFAULT_EXECUTION, Calibration, Execution, prepare
 from facts.compression.allocation import compress_prepared
@@ -109,6 +109,8 @@ def compress(
         others = as_batches(sensitivity, given)
         if others is not None and first_of(others) is None:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
+        if others is not None and isinstance(prepared.data, OneByOne):
+            others = OneByOne(others)
         compress_to = partial(compress_prepared, estimator=estimator, search=search, sensitivity=others)
         if budget.error is None:
             result = compress_to(prepared, budget=budget)

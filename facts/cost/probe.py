@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
-from facts.modules.networks import autocast, evaluating, frozen, run
+from facts.modules.networks import autocast, evaluating, frozen, hooked, run
 from facts.utils.batches import batch_size, described, first_sample, has_row_per_sample, to_device
 
 log = logging.getLogger(__name__)
@@ -37,14 +38,16 @@ class Probe:
 
     `rows` counts the vectors that each linear layer and 1x1 convolution multiplies for one sample: 1 if no input is
     known, 0 for a layer that never runs. `makers` are the layers that make the network's outputs, `unrelated` those
-    whose inputs do not have samples along their first axis. `flops` counts the whole network by the paper's rule; None
-    if it does not run on the meta device. `outputs` are those of the sample, `calls` the arguments of the first call
-    of each module that holds others; without real inputs there are none.
+    whose inputs do not have samples along their first axis. `mixes` says that layers get rows of several samples in
+    turns, as of tokens sorted by place or by expert: only batches of one sample tell them apart. `flops` counts the
+    whole network by the paper's rule; None if it does not run on the meta device. `outputs` are those of the sample,
+    `calls` the arguments of the first call of each module that holds others; without real inputs there are none.
     """
 
     rows: dict[str, int]
     makers: frozenset[str] = frozenset()
     unrelated: frozenset[str] = frozenset()
+    mixes: bool = False
     flops: int | None = None
     outputs: Any = None
     calls: dict[str, Call] = field(default_factory=dict)
@@ -58,16 +61,19 @@ class Probe:
         example: Any = None,
         precision: torch.dtype = torch.float32,
         marked: bool = False,
+        further: Iterable[tuple[Any, Any]] = (),
     ) -> "Probe":
         """Run the network on the first sample of a batch of `inputs`, and on `example`, a sample on the meta device.
 
-        With `marked`, `without_effect` can be asked. Raises `ValueError` if the network cannot read the inputs.
+        `further` batches are read if there are layers, such as experts, that the first sample does not reach. With
+        `marked`, `without_effect` can be asked. Raises `ValueError` if the network cannot read the inputs, or draws
+        random numbers.
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
         seen = cls(dict.fromkeys(layers, 1))
         if inputs is not None:
-            seen = _of_sample(model, layers, inputs, precision, marked)
+            seen = _of_sample(model, layers, inputs, precision, marked, further)
         if example is None:
             return seen if inputs is None else _with_unrelated(seen, model, layers, inputs)
         try:
@@ -79,7 +85,8 @@ class Probe:
             first, *_ = str(error).splitlines() or [repr(error)]  # compilers write hundreds of lines
             log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, first)
             return _with_unrelated(seen, model, layers, inputs)
-        return replace(seen, rows=traced.rows, makers=traced.makers, unrelated=unrelated, flops=traced.flops)
+        seen = _with_rows(seen, traced.rows, unrelated, model, inputs)
+        return replace(seen, makers=traced.makers, flops=traced.flops)
 
     def without_effect(self, value: Tensor) -> list[str]:
         """Layers that do not affect a value computed from `outputs`, such as a pooler whose output is not used."""
@@ -87,7 +94,9 @@ class Probe:
         return [name for name, grad in zip(self.marks, grads, strict=True) if grad is None]
 
 
-def _of_sample(model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, marked: bool) -> Probe:
+def _of_sample(
+    model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, marked: bool, further: Iterable[Any]
+) -> Probe:
     """Run the network on the first sample; on the whole batch if it cannot be divided."""
     device, is_divided = next(model.parameters()).device, has_row_per_sample(inputs)
     sample = to_device(first_sample(inputs) if is_divided else inputs, device)
@@ -115,9 +124,39 @@ def _of_sample(model: nn.Module, layers: list[str], inputs: Any, precision: torc
                 "its samples along the first axis, images as [N, C, H, W] in the type of the weights; it is (inputs, "
                 "targets), or a mapping if the network takes inputs by name"
             ) from error
+        with torch.no_grad():
+            if not _are_close(seen.outputs, run(model, sample)):
+                raise ValueError(
+                    f"{type(model).__name__} draws random numbers in evaluation mode, so that its outputs cannot be "
+                    "compared with a changed network's: draw them in training mode only, or wrap it in a module that "
+                    "gives it the same ones in each call"
+                )
+        reached = _rows_of(further, model, [name for name in layers if not seen.rows[name]], device)
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    return replace(seen, rows=rows, flops=None, calls=calls, marks=marks)
+    return replace(seen, rows=rows | reached, flops=None, calls=calls, marks=marks)
+
+
+def _rows_of(batches: Iterable[Any], model: nn.Module, layers: list[str], device: torch.device) -> dict[str, int]:
+    """Vectors per sample of each of these layers that some batch reaches."""
+    found: dict[str, int] = {}
+    if layers:
+        for inputs, _ in batches:
+            seen, _ = _observe(model, [name for name in layers if name not in found], to_device(inputs, device), {})
+            found |= {name: max(1, rows // batch_size(inputs)) for name, rows in seen.rows.items() if rows}
+            if len(found) == len(layers):
+                break
+    return found
+
+
+def _are_close(one: Any, other: Any) -> bool:
+    """Whether outputs are equal but for rounding."""
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(
+        a.shape == b.shape and not (a - b).norm() > torch.finfo(a.dtype).eps ** 0.5 * a.norm()
+        for a, b in pairs
+        if isinstance(a, Tensor) and a.is_floating_point()
+    )
 
 
 def _with_unrelated(seen: Probe, model: nn.Module, layers: list[str], inputs: Any) -> Probe:
@@ -126,7 +165,41 @@ def _with_unrelated(seen: Probe, model: nn.Module, layers: list[str], inputs: An
     sample = to_device(first_sample(inputs), next(model.parameters()).device)
     traced, shapes = _observe(model, layers, sample)
     unrelated = _unrelated(model, layers, sample, shapes)
-    return replace(seen, rows=traced.rows, makers=traced.makers, unrelated=unrelated)
+    return replace(_with_rows(seen, traced.rows, unrelated, model, inputs), makers=traced.makers)
+
+
+def _with_rows(seen: Probe, rows: dict[str, int], unrelated: frozenset[str], model: nn.Module, inputs: Any) -> Probe:
+    rows = {name: count or seen.rows[name] for name, count in rows.items()} if inputs is not None else rows
+    layers = [name for name in rows if rows[name] and name not in unrelated]
+    return replace(seen, rows=rows, unrelated=unrelated, mixes=_mixes(model, layers, inputs))
+
+
+def _mixes(model: nn.Module, layers: list[str], inputs: Any) -> bool:
+    """Whether the halves of some layer's inputs, for the first two samples, do not swap if the samples do."""
+    if inputs is None or not has_row_per_sample(inputs) or batch_size(inputs) == 1:
+        return False
+    device = next(model.parameters()).device
+    halves: list[dict[str, list[Tensor]]] = []
+    for order in ([0, 1], [1, 0]):
+        seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+        def note(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any, seen: Any = seen) -> None:
+            seen[name].append(args[0].detach().clone())
+
+        hooks = [(model.get_submodule(name), partial(note, name)) for name in layers]
+        pair = tree_map_only(Tensor, lambda tensor, order=order: tensor[order], inputs)
+        try:
+            with torch.no_grad(), evaluating(model), hooked(hooks):
+                run(model, to_device(pair, device))
+        except UNABLE:  # the network takes batches of one size only
+            return False
+        halves.append(seen)
+    for one, other in ((one, other) for name in layers for one, other in zip_longest(*(each[name] for each in halves))):
+        if one is None or other is None or one.shape != other.shape or len(one) % 2:
+            return True
+        if not _are_close(one, torch.cat(other.chunk(2)[::-1])):
+            return True
+    return False
 
 
 def _unrelated(

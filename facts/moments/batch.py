@@ -135,4 +135,5 @@ def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:
             f"layer {layer} sees a tensor of shape {list(tensor.shape)} for a batch of {num_samples} samples: its "
             "first axis must hold the samples, or a whole number of rows a sample"
         )
-    return tensor.reshape(num_samples, -1, tensor.shape[-1])
+    num_tokens = tensor.shape[:-1].numel() // num_samples  # none, if no token of a sample reaches an expert
+    return tensor.reshape(num_samples, num_tokens, tensor.shape[-1])
