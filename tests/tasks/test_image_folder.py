@@ -156,3 +156,14 @@ def test_what_only_has_the_name_of_an_image_is_left_out(tmp_path, caplog):
     assert labels(photos.evaluation(network(3))) == [0] * 4 + [1] * 4 + [2] * 4
     assert "3 of 15 images are left out, repair or remove these broken links, folders or pipes: " in caplog.text
     assert "cat/pipe.png, " in caplog.text
+
+
+@pytest.mark.parametrize(("names", "is_clear"), [([*"012"], True), (["2", "10"], False), (["02", "10"], True)])
+def test_folders_named_by_numbers_are_refused_if_their_order_is_not_clear(tmp_path, names, is_clear):
+    photos = task(write_images(tmp_path / "photos", tuple(names), number=2))
+    if is_clear:
+        assert photos.labels(network(len(names))) == [*range(len(names))]
+    else:
+        with pytest.raises(ValueError, match=r"are numbers, whose order as text \(10, 2, ...\) is another one"):
+            photos.labels(network(2))
+        assert photos.labels(network(0)) == [0, 1]  # an encoder has no classes

@@ -32,6 +32,7 @@ from facts.tasks.classification.base import (
 )
 from facts.tasks.classification.files import (
     EVALUATION,
+    TABLE,
     TRAINING,
     Found,
     ImageFiles,
@@ -280,6 +281,12 @@ class ImageFolder(Images):
             return [synsets().index(name) for name in self.classes]
         if self.classes and by_name.keys() >= set(self.classes):
             return [by_name[name] for name in self.classes]
+        if total and all(name.isdecimal() for name in self.classes) and sorted(self.classes, key=int) != self.classes:
+            raise ValueError(
+                f"the class folders {self.root}/* are numbers, whose order as text ({', '.join(self.classes[:3])}, ...)"
+                f" is another one, and the network does not name its classes: list the images in {TABLE}, with the "
+                "network's labels, or pad the names with zeros if it was trained in the order of the numbers"
+            )
         # An encoder has no classes: labels are positions.
         return [*range(len(self.classes))] if self.classes and total in (0, len(self.classes)) else None
 
