@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -184,10 +185,11 @@ def _mixes(model: nn.Module, layers: list[str], inputs: Any) -> bool:
         seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
         def note(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any, seen: Any = seen) -> None:
-            seen[name].append(args[0].detach().clone())
+            if len(args[0]) != len(order):  # otherwise its first axis is that of the samples
+                seen[name].append(args[0].detach().clone())
 
         hooks = [(model.get_submodule(name), partial(note, name)) for name in layers]
-        pair = tree_map_only(Tensor, lambda tensor, order=order: tensor[order], inputs)
+        pair = tree_map_only(Tensor, itemgetter(order), inputs)
         try:
             with torch.no_grad(), evaluating(model), hooked(hooks):
                 run(model, to_device(pair, device))

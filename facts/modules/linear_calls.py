@@ -146,7 +146,7 @@ def copy_with(model: nn.Module, replaced: Mapping[Tensor, Tensor] | None = None)
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network without `torch.compile` and DataParallel, which hide the calls of its modules; weights are shared."""
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     if all(module._compiled_call_impl is None for module in model.modules()):
         return model
     return copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})  # not compiled

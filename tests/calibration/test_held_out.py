@@ -163,6 +163,9 @@ def test_outputs_that_do_not_depend_on_the_input_lose_everything():
     assert compare(original, constant, kl_divergence).share == pytest.approx(1)
     assert compare(original, original, kl_divergence).share == pytest.approx(0)
     assert compare(original, 0 * original, squared_error).share == 1
+    original[:3] = 0
+    assert compare(original, 2 * original, squared_error).mean == 9 / 12
+    assert compare(original, original + 1 * (original == 0), squared_error).mean == 3 / 12
     assert compare(original, original, lambda first, second: (first - second).sum()).share is None
 
 
