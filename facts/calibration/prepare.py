@@ -212,15 +212,6 @@ class Calibration:
             part = part_at(model, name, self.kinds)
             assert part
             parts[name] = part.in_form(self.form).after(earlier)
-        return self._changed(model, parts)
-
-    def of_merged(self, model: nn.Module, tokens: Plan) -> "Calibration":
-        """The same calibration for a network with merged tokens; the parts are the others."""
-        return self._changed(
-            model, {name: each.given(tokens) for name, each in self.parts.items() if not each.shortens}
-        )
-
-    def _changed(self, model: nn.Module, parts: dict[str, Part]) -> "Calibration":
         flops = None if self.example is None else count_flops(model, self.example, "paper")
         return replace(self, model=model, rewritten=rewritten(model, parts), parts=parts, flops=flops)
 

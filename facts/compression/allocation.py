@@ -1,7 +1,7 @@
 """Allocation of ranks: a search, in rounds for units, the network of its plan, and the measured latency if bounded.
 
 A search adds up errors that were measured one by one at the current network; far from it, their sum is too small. So
-units are narrowed in steps, and everything is measured again after each; with tokens, once, where these are merged.
+units are narrowed in steps, and everything is measured again after each.
 """
 
 import logging
@@ -24,7 +24,6 @@ from facts.parts import Part, Plan
 from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
-from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
 from facts.utils.progress import stage, stopwatch
 
@@ -64,14 +63,10 @@ def compress_prepared(
             return replace(whole, calibration=current, decompositions=decompositions, bounds=nearer, limits=limits)
 
         rounds = rounds_to(bounds, budget.rounds, bool(calibration.units), calibration.shortens)
-        steps = [] if calibration.shortens else rounds
-        current, narrowed = narrow_in_rounds(calibration, search, steps, problem_at)
+        current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)
         problem = problem_at(current, 0)
         with stage("search"):
-            if rounds and calibration.shortens and isinstance(search, CoRSFisher):
-                allocated, rounds = allocate_merged(problem, search)
-            else:
-                allocated = allocate_ranks(problem, search, timing)
+            allocated = allocate_ranks(problem, search, timing)
         plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
         summary = Summary(
             Costs.of(whole, plan, allocated.model, allocated.latency),
@@ -96,11 +91,9 @@ def rounds_to(
 ) -> list[float]:
     """Ratios to stop at on the way to the bounds, in descending order: the given ones, or the default."""
     if rounds and has_tokens:
-        raise ValueError(
-            "rounds are for units without tokens, which stop once, where tokens are merged: leave them out"
-        )
+        raise ValueError('rounds are for units without tokens: choose parts="units" with them')
     if rounds is None:
-        pays = has_units and "latency" not in bounds and min(bounds.values()) <= PAYS_BELOW
+        pays = has_units and not has_tokens and "latency" not in bounds and min(bounds.values()) <= PAYS_BELOW
         return [FIRST] if pays else []
     if rounds and not has_units:
         raise ValueError('rounds are for units: choose parts="units" with them')
@@ -165,27 +158,6 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
             return AllocatedNetwork(result, compressed, decompositions, latency)
         table.correct(result.plan, latency["measured"])
         num_corrections += 1
-
-
-def allocate_merged(problem: AllocationProblem, search: Search) -> tuple[AllocatedNetwork, list[float]]:
-    """Search for tokens, and for the widths with everything else measured again where these are merged.
-
-    Returns also the ratio of the cost at which it was measured again, if at all.
-    """
-    first = search_plan(problem, search)
-    tokens = {name: first.plan[name] for name, part in problem.parts.items() if part.shortens}
-    calibration = problem.calibration
-    if not any(tokens.values()):
-        model = calibration.apply(first.plan, problem.decompositions)
-        return AllocatedNetwork(first, model, problem.decompositions), []
-    merged = calibration.of_merged(calibration.apply(tokens, problem.decompositions), tokens)
-    limits = tuple(most - used for most, used in zip(problem.budget, problem.spent(tokens), strict=True))
-    decompositions = merged.decompositions(problem.estimator)
-    result = search_plan(replace(problem, calibration=merged, decompositions=decompositions, limits=limits), search)
-    decompositions = {**problem.decompositions, **decompositions}
-    plan = {name: tokens[name] if name in tokens else result.plan[name] for name in problem.parts}
-    stop = problem.spent(dict.fromkeys(plan) | tokens)[0] / problem.dense[0]
-    return AllocatedNetwork(replace(result, plan=plan), calibration.apply(plan, decompositions), decompositions), [stop]
 
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:

@@ -185,7 +185,7 @@ def _mixes(model: nn.Module, layers: list[str], inputs: Any) -> bool:
         seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
         def note(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any, seen: Any = seen) -> None:
-            if len(args[0]) != len(order):  # otherwise its first axis is that of the samples
+            if len(args[0]) != 2:  # otherwise its first axis is that of the samples
                 seen[name].append(args[0].detach().clone())
 
         hooks = [(model.get_submodule(name), partial(note, name)) for name in layers]

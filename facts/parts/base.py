@@ -110,11 +110,6 @@ class Part(ABC):
         """The number of tokens that the parts before it leave."""
         return next((left for stage in reversed(self.stages) if (left := plan.get(stage))), self.tokens)
 
-    def given(self, plan: Mapping[str, int | None]) -> Self:
-        """The same part, for good, after the parts before it have ranks."""
-        left = self.remaining(plan)
-        return replace(self, rows=self.rows * left // self.tokens, stages=(), tokens=left) if self.stages else self
-
     @property
     def alike(self) -> Any:
         """Parts with the same value take equally long, dense and at each of `timed_ranks`."""

@@ -20,7 +20,7 @@ class Budget:
     `flops` and `params` limit the cost of the whole network for one sample; `latency_ms` limits its time for one batch
     of the calibration data on this machine. `ratios` are fractions of the compressed layers' cost that may remain (for
     latency, of the whole network's time). `rounds` are larger ratios at which units are narrowed and measured again on
-    the way (default: 0.7 if at most 0.6 may remain; with tokens, it is once, where these are merged).
+    the way (default: 0.7 if at most 0.6 may remain; with tokens none).
 
     `error` replaces all other limits: the result is the smallest network whose outputs, on held-out samples used for
     nothing else, are within this mean error of the original's. Raises `ValueError` for values out of range and for a

@@ -124,6 +124,7 @@ def test_compiled_networks_are_those_that_were_compiled():
     assert all(torch.equal(each.model(x), results[0].model(x)) for each in results)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
 def test_results_that_modules_keep_are_no_obstacle():
     class Keeping(Rows):
         def forward(self, x):

@@ -41,13 +41,11 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
     assert [default_parts([], Budget.of(cost=cost)) for cost in ("flops", "params")] == ["units,tokens", "units"]
 
 
-def test_units_are_measured_again_where_it_lowers_the_distance_on_the_photos_that_choose():
-    points = committed("results/photos/tables/tokens.csv").query("metric == 'chosen_distance'")
-    ratios = points.column.str.extract(r"(\d+) %").astype(int)[0] / 100
-    distances = points.groupby([ratios, "row"]).ours.mean().unstack()
-    row = "Units and tokens: FACTS + CoRS-Fisher"
-    once = distances[f"{row}, measured once"].dropna()
-    assert (distances[row][once.index] < once).all() and list(once.index) == [0.3, 0.4, 0.5, PAYS_BELOW]
+def test_units_are_not_measured_again_where_tokens_are_merged():
+    points = committed("results/photos/earlier/tokens_measured_again.csv")
+    distances = points.pivot(index=["network", "ratio"], columns="num_measurements", values="chosen_distance")
+    assert (distances[1] < distances[2]).all() and len(distances) == 8
+    assert not rounds_to({"flops": 0.5}, None, has_units=True, has_tokens=True)
 
 
 @pytest.mark.filterwarnings("default")

@@ -68,7 +68,7 @@ def test_cross_entropy_fits_every_kind_of_label():
     [
         (LOGITS, LOGITS, r"float32 \[4, 10\] and float32 \[4, 10\]"),  # a regression
         (LOGITS, torch.zeros(3, dtype=torch.int64), r"float32 \[4, 10\] and int64 \[3\]"),
-        ({"out": LOGITS}, None, r"dict and NoneType"),
+        ({"out": LOGITS}, None, r"dict of out: float32 \[4, 10\] and NoneType"),
     ],
 )
 def test_outputs_and_targets_that_it_does_not_fit(outputs, targets, what):

@@ -289,18 +289,13 @@ def test_no_plan_exceeds_its_budget(prepared, search, ratio):
     assert 0 < found.summary.costs.spent["flops"] <= found.summary.costs.budget["flops"]
 
 
-def test_units_are_measured_again_where_tokens_are_merged(prepared):
-    once, twice = (facts.compress(prepared, ratio=0.5, budget=facts.Budget(rounds=rounds)) for rounds in ((), None))
-    tokens = {name: count for name, count in once.plan.items() if name.endswith("tokens")}
-    assert tokens.items() <= twice.plan.items() and once.plan.keys() == twice.plan.keys()
-    (stop,) = twice.summary.method.rounds
-    kept = {name: part.flops(tokens.get(name), tokens) for name, part in prepared.parts.items()}
-    assert stop == sum(kept.values()) / costs_of(prepared) and not once.summary.method.rounds
-    assert 0 < twice.summary.costs.spent["flops"] <= twice.summary.costs.budget["flops"]
-    profiles = [each.summary.method.profile["blocks.2.mlp"] for each in (once, twice)]
-    assert profiles[0] != profiles[1]
+def test_rounds_are_for_units_alone(prepared, result):
+    found = facts.compress(prepared, ratio=0.6)
+    assert found.plan == result.plan and not found.summary.method.rounds
     with pytest.raises(ValueError, match="rounds are for units without tokens"):
         facts.compress(prepared, ratio=0.5, budget=facts.Budget(rounds=(0.7,)))
+    rounds = facts.compress(vit(), batches(), ratio=0.5, budget=facts.Budget(rounds=(0.7,))).summary.method
+    assert rounds.parts == "units" and rounds.rounds == (0.7,)
 
 
 def test_tokens_save_no_parameters(prepared):
