@@ -63,7 +63,8 @@ class Pairs:
         """Means `[N, n - r, D]` of tokens, weighted by their sizes, and the sums of these."""
         p, weighted = self.num_protected, x * sizes[..., None].to(x.dtype)
         # Sums of a few rows by a product, since scattered additions come in any order on a GPU.
-        pairs = F.one_hot((self.into - p) // 2, (x.shape[1] - p) // 2).to(x.dtype).mT
+        takers = torch.arange((x.shape[1] - p) // 2, device=x.device)
+        pairs = (takers[:, None] == ((self.into - p) // 2)[:, None]).to(x.dtype)
         added, more = torch.zeros_like(x), torch.zeros_like(sizes)
         added[:, p + 1 :: 2] = pairs @ weighted.gather(1, _rows(self.left, x))
         more[:, p + 1 :: 2] = (pairs.to(sizes) @ sizes.gather(1, self.left)[..., None])[..., 0]
