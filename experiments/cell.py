@@ -14,7 +14,8 @@ from experiments.config import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis.base import Analysis
-from facts.calibration.prepare import Calibration, Execution, prepare
+from facts.calibration.calibration import Calibration, Execution
+from facts.calibration.prepare import prepare
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery

@@ -10,7 +10,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from experiments.config import instantiate, plain
-from facts.calibration.prepare import Calibration, Execution, prepare
+from facts.calibration.calibration import Calibration, Execution
+from facts.calibration.prepare import prepare
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
 from facts.estimators import Estimator

@@ -6,8 +6,8 @@ from . import moments as moments
 from . import pruning as pruning
 from . import search as search
 from . import tasks as tasks
-from .calibration.prepare import Calibration as Calibration
-from .calibration.prepare import Execution as Execution
+from .calibration.calibration import Calibration as Calibration
+from .calibration.calibration import Execution as Execution
 from .calibration.prepare import prepare as prepare
 from .compression.compress import compress as compress
 from .compression.pareto import pareto as pareto

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from facts.calibration.prepare import Calibration
+from facts.calibration.calibration import Calibration
 from facts.estimators import Estimator
 from facts.utils.options import options
 

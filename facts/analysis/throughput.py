@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.calibration.prepare import Calibration, prepare
+from facts.calibration.calibration import Calibration
+from facts.calibration.prepare import prepare
 from facts.cost.timing import TimingPolicy, speeds
 from facts.estimators.methods.facts import FACTS
 from facts.modules.forms import PLAIN

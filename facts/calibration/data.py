@@ -240,12 +240,18 @@ class Split:
         return is_held_out == self.held_out
 
 
+def read(data: Iterable[Any], model: nn.Module, purpose: str = "calibration") -> tuple[Iterable[Batch], Batch]:
+    """Convert data of a network to batches; return them and the first one. Raises `ValueError` if there are none."""
+    batches = as_batches(data, model)
+    first = first_of(batches or ())
+    if batches is None or first is None:
+        raise ValueError(f"the {purpose} data is empty: it must yield at least one (inputs, targets) batch")
+    return batches, first
+
+
 def division(data: Iterable[Any], model: nn.Module) -> tuple[Iterable[Batch], Iterable[Batch]]:
     """Divide the data of a network as `divide` does. Raises `ValueError` if there are none."""
-    batches = as_batches(data, model)
-    if batches is None or (first := first_of(batches)) is None:
-        raise ValueError("the data are empty: they must yield at least one batch")
-    return divide(batches, first)
+    return divide(*read(data, model))
 
 
 def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Iterable[Batch]]:

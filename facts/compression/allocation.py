@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from torch import nn
 
+from facts.calibration.calibration import Calibration
 from facts.calibration.data import Batch, FirstSamples
-from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
@@ -62,7 +62,7 @@ def compress_prepared(
             decompositions = current.decompositions(estimator)
             return replace(whole, calibration=current, decompositions=decompositions, bounds=nearer, limits=limits)
 
-        rounds = rounds_to(bounds, budget.rounds, bool(calibration.units), calibration.shortens)
+        rounds = rounds_to(bounds, budget.rounds, bool(calibration.units), calibration.has_tokens)
         current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)
         problem = problem_at(current, 0)
         with stage("search"):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from facts.calibration.calibration import Calibration
 from facts.calibration.distance import Distance, distance
-from facts.calibration.prepare import Calibration
 from facts.cost.count import Size
 from facts.cost.timing import batch_seconds
 from facts.modules.linear_calls import copy_with

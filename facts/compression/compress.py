@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from facts.calibration.data import OneByOne, as_batches
+from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
 from facts.calibration.outputs import refuse_unfit_network
-from facts.calibration.prepare import DEFAULT_EXECUTION, Calibration, Execution, prepare
+from facts.calibration.prepare import prepare
 from facts.compression.allocation import compress_prepared
 from facts.compression.comparison import with_distance, with_latency
 from facts.cost.count import CostName
@@ -24,7 +24,6 @@ from facts.search import SEARCHES, Search
 from facts.search.budget import Budget
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
-from facts.utils.batches import first_of
 from facts.utils.files import ScratchFolder
 from facts.utils.options import by_name
 from facts.utils.progress import stopwatch
@@ -106,11 +105,7 @@ def compress(
                 execution=execution or DEFAULT_EXECUTION,
             )
         search = search or default_search(prepared)
-        others = as_batches(sensitivity, given)
-        if others is not None and first_of(others) is None:
-            raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
-        if others is not None and isinstance(prepared.data, OneByOne):
-            others = OneByOne(others)
+        others = None if sensitivity is None else prepared.batches_of(sensitivity, "sensitivity")
         compress_to = partial(compress_prepared, estimator=estimator, search=search, sensitivity=others)
         if budget.error is None:
             result = compress_to(prepared, budget=budget)

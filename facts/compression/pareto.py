@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from facts.calibration.prepare import Calibration
+from facts.calibration.calibration import Calibration
 from facts.compression.compress import compress
 from facts.estimators import ESTIMATORS, Estimator
 from facts.search import Search

@@ -17,7 +17,7 @@ from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from facts.calibration.prepare import Calibration
+from facts.calibration.calibration import Calibration
 from facts.cost.count import count_cost, count_params
 from facts.modules.networks import autocast
 from facts.utils.batches import batch_size, to_device

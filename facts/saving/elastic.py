@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from facts.calibration.prepare import Calibration, Execution
+from facts.calibration.calibration import Calibration, Execution
 from facts.cost.count import count_flops
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA

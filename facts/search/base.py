@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from facts.calibration.calibration import Calibration
 from facts.calibration.data import Batch
 from facts.calibration.decompositions import file_name
-from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName
 from facts.cost.latency import LatencyTable
 from facts.decomposition.truncation import Decomposition
@@ -147,7 +147,7 @@ class AllocationProblem:
         With tokens it is always the latter.
         """
         largest = ranks(min(self.bounds.values()))
-        shortens = self.calibration.shortens  # then costs are products of ratios
+        shortens = self.calibration.has_tokens  # then costs are products of ratios
         if shortens or ("latency" in self.bounds and not self.fits(largest)):
             too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))
             largest = ranks(too_slow / 1000)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Self
 
-from facts.calibration.prepare import Calibration
+from facts.calibration.calibration import Calibration
 from facts.cost.count import COST_NAMES, CostName
 from facts.cost.latency import LatencyTable
 

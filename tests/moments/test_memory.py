@@ -7,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 import facts
-from facts.calibration.prepare import Execution
+from facts.calibration.calibration import Execution
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
 from facts.moments.collect import MemoryPolicy, MomentPass
 from facts.moments.losses import summed_cross_entropy

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import facts
+from facts.calibration.calibration import Calibration
 from facts.calibration.decompositions import decompose_layers
-from facts.calibration.prepare import Calibration
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS

@@ -1,0 +1,292 @@
+"""A network that is ready to be compressed: its parts, its data and its loss, in one object."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from facts.calibration.data import Batch, OneByOne, read
+from facts.calibration.decompositions import (
+    are_decomposed,
+    decompose_layers,
+    file_name,
+    load_decompositions,
+    save_decompositions,
+)
+from facts.cost.count import Cost, count_flops, count_params
+from facts.cost.latency import LatencyTable
+from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
+from facts.modules.forms import PLAIN, Form
+from facts.modules.lowrank import LinearLayer
+from facts.moments.collect import DEFAULT_POLICY, LayerMoments, MemoryPolicy, collect_moments
+from facts.moments.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
+from facts.moments.statistics import InputSum, Moment
+from facts.parts import Part, Plan, apply, part_at, put, rewritten, with_convolutions
+from facts.utils.batches import to_device
+from facts.utils.cache import Cache, calibration_key, content_key, name_of, shared_code
+from facts.utils.progress import stage
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Settings of all data passes.
+
+    `precision` is the autocast type (float32 or bfloat16), `memory` the policy for when device memory is short,
+    `timing` the length of a latency measurement. `cache` is a folder for moments, decompositions and sensitivity
+    profiles: a second run on the same network and data reads them. Without `cache_errors` it holds no profiles, so that
+    a search can be timed.
+    """
+
+    precision: torch.dtype = torch.float32
+    memory: MemoryPolicy = DEFAULT_POLICY
+    timing: TimingPolicy = DEFAULT_TIMING
+    cache: Path | str | None = None
+    cache_errors: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.precision, torch.dtype) or not self.precision.is_floating_point:
+            raise ValueError(f"precision must be a type such as torch.bfloat16, got {self.precision!r}")
+
+
+DEFAULT_EXECUTION = Execution()
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A network that is ready to be compressed, its data and its loss.
+
+    A plan gives ranks to the `parts` of the `model`, of `kinds` named in `facts.parts.KINDS`, with low-rank layers in a
+    `form`. `rewritten` computes the same and calls a linear layer for each of the parts' `linears`; it is the model
+    itself unless parts are units. `skipped` holds the reasons for leaving other layers alone. `data` are batches of
+    `(inputs, targets)` or None; those in `held_out` only serve to compare the result with the original. `first_inputs`
+    are those of the first batch, or noise; `example` is one sample on the meta device, if the network runs there.
+    `loss` and `output_error` are sums over samples. `flops` counts the dense network by the paper's rule; None if
+    unknown. With `draws_labels`, the default search draws labels, since no loss on given labels was chosen. With
+    `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
+    """
+
+    model: nn.Module
+    rewritten: nn.Module
+    parts: dict[str, Part]
+    kinds: str = "layers"
+    form: Form = PLAIN
+    data: Iterable[Batch] | None = None
+    held_out: Iterable[Batch] = ()
+    loss: Loss = summed_cross_entropy
+    output_error: OutputError = kl_divergence
+    execution: Execution = DEFAULT_EXECUTION
+    skipped: dict[str, str] = field(default_factory=dict)
+    flops: int | None = None
+    first_inputs: Any = None
+    example: Any = None
+    fit_bias: bool = False
+    draws_labels: bool = True
+
+    @cached_property
+    def linears(self) -> dict[str, LinearLayer]:
+        """The linear layers of all parts, in `rewritten`."""
+        return {name: self.rewritten.get_submodule(name) for name in self.part_of}  # type: ignore[misc]
+
+    @cached_property
+    def cache(self) -> Cache | None:
+        """Subfolder of the cache for this code, network, layers, data, loss and precisions.
+
+        Raises `ValueError` for a loss without a name of its own.
+        """
+        if self.execution.cache is None:
+            return None
+        data = None if self.data is None else calibration_key(self.data)
+        loss = name_of(self.loss, "loss")
+        precisions = self.execution.precision, torch.get_float32_matmul_precision()
+        setting = loss, precisions, self.fit_bias
+        key = content_key(
+            shared_code(), repr(self.model), self.model, list(self.linears), repr(self.parts), data, *setting
+        )
+        return Cache(Path(self.execution.cache) / key)
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of the dense network for one sample."""
+        return Cost(self.flops, count_params(self.model))
+
+    def cost_after(self, compressed: nn.Module, plan: Plan) -> Cost:
+        """Cost of a compressed network for one sample: that of the dense one minus what the plan saves."""
+        params = count_params(compressed)
+        if self.flops is None:
+            return Cost(None, params)
+        shrinks = any(part.is_unit or part.shortens for part in self.parts.values())
+        if shrinks and self.example is not None:  # fewer hidden units or tokens also have fewer activations
+            return Cost(count_flops(compressed, self.example, "paper"), params)
+        saved = sum(
+            self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items()
+        )
+        return Cost(self.flops - saved, params)
+
+    @property
+    def layers(self) -> dict[str, nn.Linear]:
+        """The linear layers, if they are the parts. Raises `ValueError` for units and tokens."""
+        if len(self.single_layers) < len(self.parts):
+            raise ValueError(
+                f'this works on single layers, but the network is prepared for parts="{self.kinds}": choose layers'
+            )
+        return self.linears  # type: ignore[return-value]
+
+    @cached_property
+    def part_of(self) -> dict[str, Part]:
+        """Map each linear to the part that it belongs to."""
+        return {linear: part for part in self.parts.values() for linear in part.linears}
+
+    @property
+    def units(self) -> dict[str, Part]:
+        """The parts that are units of a block: at a rank they are narrower, not of low rank."""
+        return {name: part for name, part in self.parts.items() if part.is_unit}
+
+    @property
+    def single_layers(self) -> dict[str, Part]:
+        """The parts that become layers of low rank."""
+        return {name: part for name, part in self.parts.items() if not (part.is_unit or part.shortens)}
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether some parts are tokens."""
+        return any(part.shortens for part in self.parts.values())
+
+    @cached_property
+    def append_one(self) -> frozenset[str]:
+        """Layers whose biases absorb the mean of the truncation error; biases of units always do."""
+        return frozenset(
+            name
+            for name, part in self.part_of.items()
+            if self.fit_bias or (part.is_unit and self.linears[name].bias is not None)
+        )
+
+    def on(self, data: Iterable[Batch]) -> "Calibration":
+        """The same network on other data."""
+        return replace(self, data=data)
+
+    def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
+        """Other data in batches, one sample at a time if this network's are. Raises `ValueError` if there are none."""
+        batches, _ = read(data, self.model, purpose)
+        return OneByOne(batches) if isinstance(self.data, OneByOne) else batches
+
+    def in_form(self, form: Form) -> "Calibration":
+        """The same calibration with low-rank layers in another form."""
+        return replace(self, form=form, parts={name: part.in_form(form) for name, part in self.parts.items()})
+
+    def of_narrowed(self, model: nn.Module) -> "Calibration":
+        """The same calibration for a network in which some units have been narrowed."""
+        model, parts = with_convolutions(model, self.kinds, self.parts), {}
+        for name, earlier in self.parts.items():
+            part = part_at(model, name, self.kinds)
+            assert part
+            parts[name] = part.in_form(self.form).after(earlier)
+        flops = None if self.example is None else count_flops(model, self.example, "paper")
+        return replace(self, model=model, rewritten=rewritten(model, parts), parts=parts, flops=flops)
+
+    def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
+        """Copy the model with its parts at the ranks of a plan."""
+        return apply(self.model, self.parts, plan, decompositions)
+
+    def cached_in(self, folder: Path | None) -> "Calibration":
+        """The same calibration with its cache in a folder; None for no cache."""
+        return replace(self, execution=replace(self.execution, cache=folder))
+
+    def groups(self) -> Iterator[list[str]]:
+        """Groups of layers, by name, whose moments are in memory at the same time."""
+        yield from self.execution.memory.groups(self.linears)
+
+    def moments(
+        self,
+        wanted: Iterable[Moment],
+        only: Collection[str] | None = None,
+        cached: bool = True,
+    ) -> dict[str, LayerMoments]:
+        """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache."""
+        return collect_moments(
+            self.rewritten,
+            self.linears,
+            () if self.data is None else self.data,
+            [*wanted, InputSum()] if self.append_one else wanted,
+            loss=self.loss,
+            precision=self.execution.precision,
+            memory=self.execution.memory,
+            cache=self._cache_of(only) if cached else None,
+            only=only,
+            append_one=self.append_one,
+        )
+
+    def suited(self, estimator: Estimator) -> Estimator:
+        """The estimator with its defaults for units, if there are any."""
+        if self.units and isinstance(estimator, WeightedInputEstimator):
+            return estimator.for_units()
+        return estimator
+
+    def collect(self, estimators: Iterable[Estimator]) -> None:
+        """Cache the moments that estimators need, collected together; skip estimators with cached decompositions.
+
+        One whose moments the cache does not keep is decomposed, since they are only in memory.
+        """
+        suited = map(self.suited, estimators)
+        waiting = [estimator for estimator in suited if not are_decomposed(self.cache, estimator)]
+        wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments if moment.is_kept)
+        passing = [each for each in waiting if not all(moment.is_kept for moment in each.moments)]
+        if passing and self.cache:
+            self._decompose(passing[0], along=wanted)
+        else:
+            for names in self.groups() if wanted else ():
+                self.moments(wanted, names)
+
+    def _cache_of(self, names: Collection[str] | None) -> Cache | None:
+        """Cache of a group of layers (None for all); each of several groups has its own folder."""
+        if self.cache is None or names is None or len(names) == len(self.linears):
+            return self.cache
+        return Cache(self.cache.folder / content_key(list(names)))
+
+    def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
+        """Decompose every layer (moments, factors, SVD), one group of layers after another; or read the cache."""
+        if estimator.moments and self.data is None:
+            name = type(estimator).__name__
+            raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
+        if self.cache is None:
+            return self._decompose(estimator)
+        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.linears))
+        known = load()
+        if known is None:
+            with self.cache.locked(file_name(estimator)):
+                known = load()  # by now another process may have them
+                known = self._decompose(estimator) if known is None else known
+        return known
+
+    def _decompose(self, estimator: Estimator, along: Collection[Moment] = ()) -> dict[str, Decomposition]:
+        """Decompose every layer; the moments `along` are collected in the same pass, for the cache."""
+        decompositions: dict[str, Decomposition] = {}
+        for names in self.groups():
+            last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
+            if estimator.moments:
+                with stage("calibration"):
+                    last, moments = see_data(estimator, lambda wanted: self.moments([*wanted, *along], names))  # noqa: B023
+            layers = {name: self.linears[name] for name in names}
+            append_one = self.append_one if estimator.moments else frozenset()
+            with stage("decomposition"):
+                decompositions |= decompose_layers(layers, self.part_of, last, moments, append_one)
+        with stage("decomposition"):
+            save_decompositions(self.cache, estimator, decompositions)
+        return decompositions
+
+    def latency_table(self, num_turns: int) -> LatencyTable:
+        """Times of the parts on the first batch, measured on first use."""
+        inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
+        return LatencyTable(
+            self.model,
+            {name: part for name, part in self.parts.items() if not part.shortens},
+            lambda network, plan: put(network, self.parts, plan),
+            inputs,
+            self.execution.precision,
+            num_turns,
+        )
