@@ -33,7 +33,7 @@ lint: $(VENV)/.test
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports --no-cache
 
-# The tables of methods in docs/methods.md, from their docstrings; and site/, to be opened at site/index.html.
+# Tables and numbers of the pages, from docstrings and records; and site/, to be opened at site/index.html.
 docs: $(VENV)/.test
 	$(VENV)/bin/python docs/make_tables.py
 	$(RUN) mkdocs build --strict

@@ -1,7 +1,6 @@
 """The pages agree with each other and with the tree."""
 
 import re
-import runpy
 from importlib import import_module
 from operator import attrgetter
 
@@ -59,9 +58,3 @@ def test_names_that_a_page_imports_are_there(page):
             assert hasattr(import_module(module), name), f"{module}.{name}"
     for name in uses:
         assert attrgetter(name)(facts), name
-
-
-def test_the_tables_of_methods_are_what_the_docstrings_give():
-    maker = runpy.run_path(str(ROOT / "docs/make_tables.py"))
-    text = maker["PAGE"].read_text()
-    assert text == maker["render"](text), "docstrings have changed: make docs"

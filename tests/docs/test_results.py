@@ -1,8 +1,13 @@
-"""The tables of `docs/results.md` that are marked hold the numbers of the files, and defaults follow their rules."""
+"""Pages hold the tables and numbers of docstrings and records, and defaults follow their rules."""
 
+import runpy
+import subprocess
 import warnings
 from collections import Counter
+from functools import lru_cache
+from io import StringIO
 
+import pandas as pd
 import pytest
 
 from experiments.output.report import is_outdated
@@ -13,7 +18,41 @@ from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.search.budget import Budget
 from facts.utils.cache import content_key
 from tests.docs.pages import ROOT
-from tests.docs.test_readme import committed
+
+maker = runpy.run_path(str(ROOT / "docs/make_tables.py"))
+render, loose_numbers = maker["render"], maker["loose_numbers"]
+
+
+@lru_cache
+def committed(path: str) -> pd.DataFrame:
+    """A table as it was committed: runs on this machine write their own numbers there."""
+    shown = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True, text=True)
+    if shown.returncode:
+        pytest.skip(f"no commit to read {path} from")
+    return pd.read_csv(StringIO(shown.stdout))
+
+
+@pytest.mark.parametrize("page", maker["PAGES"], ids=lambda page: page.name)
+def test_pages_hold_what_docstrings_and_records_give(page, monkeypatch):
+    monkeypatch.setitem(render.__globals__, "read", committed)
+    assert page.read_text() == render(page.read_text()), "docstrings or records have changed: make docs"
+    assert loose_numbers(page) == []
+
+
+def test_a_number_follows_its_record_and_needs_one(tmp_path, monkeypatch):
+    records = pd.DataFrame({"row": ["FACTS", "PELA"], "column": "40 %", "ours": [83.46, 70.0]})
+    monkeypatch.setitem(render.__globals__, "read", lambda path: records)
+    ahead = '<!--= at("a", "FACTS", "40 %") - at("a", "PELA") -->{}<!--/-->'
+    assert render(ahead.format("12.6") + '<!--? at("a", "FACTS") > 83 -->').startswith(ahead.format("13.5"))
+    for page, problem in (
+        ('<!--= at("a", "ASVD") -->0.1<!--/-->', "0 lines of a, not one, have ours and ASVD"),
+        ('<!--= at("a", "40 %") -->0.1<!--/-->', "2 lines of a"),
+        ('better <!--? at("a", "PELA") > at("a", "FACTS") -->', "contradict"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            render(page)
+    (tmp_path / "results.md").write_text(f"{ahead.format('13.5')} of `0.5` in 3 draws, 1,234.5 without")
+    assert loose_numbers(tmp_path / "results.md") == ["1,234.5"]
 
 
 def test_the_defaults_of_units_are_those_of_the_rule():
