@@ -193,6 +193,16 @@ def test_memvit_cuts_less_and_less(least_ratio, plan):
     assert search.allocate(replace(problem, decompositions=decompositions)).plan == plan
 
 
+@pytest.mark.parametrize(("squared", "plan"), [(False, {"a": 2, "b": 8}), (True, {"a": 1, "b": 9})])
+def test_memvit_takes_singular_values_as_they_are_or_squared(squared, plan):
+    """One value of ten beside 19 of one is 34 % of their sum, and 84 % of that of squares; the others are equal."""
+    problem = losing({"a": 1.0, "b": 1.0})
+    energies = {"a": torch.cat([torch.full((1,), 100.0), torch.ones(19)]).double(), "b": torch.ones(20).double()}
+    decompositions = {name: replace(each, energies=energies[name]) for name, each in problem.decompositions.items()}
+    search = MemViTSearch(decay=1 / math.log(2), squared=squared)
+    assert search.allocate(replace(problem, decompositions=decompositions)).plan == plan
+
+
 @pytest.mark.parametrize(
     ("losses", "plan"),
     [

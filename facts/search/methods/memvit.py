@@ -3,6 +3,8 @@
 import itertools
 import math
 
+from torch import Tensor
+
 from facts.moments.statistics import at_least_tiny
 from facts.search.base import AllocationProblem, Search, SearchResult
 from facts.search.methods.uniform import Uniform
@@ -15,15 +17,16 @@ class MemViTSearch(Search):
 
     Step t removes at least N(t) - N(t + 1), in whole components, with N(t) = N* + (N0 - N*) exp(-t / decay), N0
     the dense cost and N* the budget. It cuts the layer that would have lost the least energy after the cut, measured as
-    a share of its singular values (not squared). A layer keeps at least `least_ratio` of its full rank, or its uniform
-    rank if that is lower.
+    a share of its singular values, or of their squares if `squared` (the paper tried both). A layer keeps at least
+    `least_ratio` of its full rank, or its uniform rank if that is lower.
     """
 
     decay: Positive = 80.0
     least_ratio: Share = 0.1
+    squared: bool = False
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        lost = {name: _lost_energy(problem, name) for name in problem.parts}
+        lost = {name: _lost_energy(problem.energies(name), self.squared) for name in problem.parts}
         full = {name: problem.full_rank(name) for name in problem.parts}
         cost = {name: [problem.share(name, rank) for rank in range(1, full[name] + 1)] for name in full}
         uniform = Uniform().ranks(problem)
@@ -46,7 +49,7 @@ def lowered(rank: int, least: int, cost: list[float], portion: float) -> int:
     return next((lower for lower in range(rank - 1, least, -1) if cost[rank - 1] - cost[lower - 1] >= portion), least)
 
 
-def _lost_energy(problem: AllocationProblem, name: str) -> list[float]:
-    """The share of the singular values' sum that each rank 0 .. k loses."""
-    values = problem.energies(name).sqrt()
+def _lost_energy(energies: Tensor, squared: bool) -> list[float]:
+    """The share of the sum of singular values, or of their squares, that each rank 0 .. k loses."""
+    values = energies if squared else energies.sqrt()
     return [1.0, *(1 - values.cumsum(dim=0) / at_least_tiny(values.sum())).tolist()]
