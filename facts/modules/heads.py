@@ -57,21 +57,41 @@ class GroupedProduct(LowRankLayer):
         return torch.einsum("...hr,hmr->...hm", F.linear(x, self.right), self.left)
 
 
+class Cores(nn.ModuleList):
+    """Linear layers within H heads, `[..., H, n]` to `[..., H, m]`: one for each head, or for each group of heads."""
+
+    def __init__(self, cores: list[LowRankLayer], num_heads: int):
+        super().__init__(cores)
+        self.in_features, self.num_heads = cores[0].in_features, num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.unflatten(-2, (len(self), -1)).unbind(-3)
+        return torch.cat([core(group) for core, group in zip(self, groups, strict=True)], dim=-2)
+
+    def at_once(self, x: Tensor) -> Tensor:
+        """Compute the same without calling the layers."""
+        factors = zip(*(core.factors() for core in self), strict=True)
+        left, right = (torch.stack(each) for each in factors)
+        weights = torch.einsum("g...mr,grn->g...mn", left, right).flatten(0, -3)
+        outputs = torch.einsum("...hn,hmn->...hm", x, weights)
+        return outputs if self[0].bias is None else outputs + torch.stack([core.bias for core in self]).to(outputs)
+
+
 class ScoreCores(nn.Module):
     """A projection whose outputs begin with the queries, followed by each head's core."""
 
     def __init__(self, projection: nn.Module, cores: list[LowRankLayer]):
         super().__init__()
-        self.projection, self.heads = projection, nn.ModuleList(cores)
-        self.padded = projection.padded if isinstance(projection, PaddedHeads) else cores[0].in_features
+        self.projection, self.heads = projection, Cores(cores, len(cores))
+        self.padded = projection.padded if isinstance(projection, PaddedHeads) else self.heads.in_features
 
     def forward(self, x: Tensor) -> Tensor:
         projected = self.projection(x)
         size = self.padded * len(self.heads)
-        queries = projected[..., :size].unflatten(-1, (len(self.heads), -1)).unbind(-2)
-        scored = [core(query[..., : core.in_features]) for core, query in zip(self.heads, queries, strict=True)]
-        scored = [F.pad(each, (0, self.padded - each.shape[-1])) for each in scored]
-        return torch.cat([*scored, projected[..., size:]], dim=-1)
+        queries = projected[..., :size].unflatten(-1, (len(self.heads), -1))
+        scored = self.heads(queries[..., : self.heads.in_features])
+        scored = F.pad(scored, (0, self.padded - scored.shape[-1])).flatten(-2)
+        return torch.cat([scored, projected[..., size:]], dim=-1)
 
 
 class OutputCores(nn.Module):
@@ -79,12 +99,12 @@ class OutputCores(nn.Module):
 
     def __init__(self, projection: nn.Linear, cores: list[LowRankLayer], num_heads: int):
         super().__init__()
-        self.projection, self.heads, self.num_heads = projection, nn.ModuleList(cores), num_heads
+        self.projection, self.heads = projection, Cores(cores, num_heads)
 
     def forward(self, mixed: Tensor) -> Tensor:
-        groups = mixed.unflatten(-1, (len(self.heads), self.num_heads // len(self.heads), -1)).unbind(-3)
-        outputs = [core(group[..., : core.in_features]) for core, group in zip(self.heads, groups, strict=True)]
-        return self.projection(torch.cat([each.sum(dim=-2) for each in outputs], dim=-1))
+        heads = mixed.unflatten(-1, (self.heads.num_heads, -1))
+        outputs = self.heads(heads[..., : self.heads.in_features])
+        return self.projection(outputs.unflatten(-2, (len(self.heads), -1)).sum(dim=-2).flatten(-2))
 
 
 def linear_of(module: nn.Module) -> nn.Linear:

@@ -1,6 +1,7 @@
 """One layer's batch, and the intermediate products that several moments share.
 
-Legend: N samples, T tokens, n = d_in, m = d_out; D_k = G_kᵀ X_k [m, n] is the weight gradient of sample k.
+Legend: N samples, T tokens, n = d_in, m = d_out; D_k = G_kᵀ X_k [m, n] is the weight gradient of sample k. All heads of
+an attention make one batch; then every shape has an axis more, H, at its front.
 """
 
 from functools import cached_property
@@ -32,11 +33,26 @@ class LayerBatch:
 
     @property
     def num_samples(self) -> int:
-        return self.x.shape[0]
+        return self.x.shape[-3]
 
     def with_one(self) -> "LayerBatch":
         """The same batch with a one appended to each input, `[N, T, n + 1]`: a bias becomes a column of the weight."""
         return LayerBatch(F.pad(self.x, (0, 1), value=1.0), self._g, self.first_sample)
+
+    def of_heads(self, num_layers: int, num_heads: int) -> "LayerBatch":
+        """The batch of all heads' layers, in which calls of `num_heads` heads were adjacent along T."""
+
+        def by_layer(tensor: Tensor) -> Tensor:
+            heads = tensor.unflatten(1, (-1, num_layers, num_heads // num_layers))
+            return heads.movedim(2, 0).flatten(2, 3).contiguous()
+
+        return LayerBatch(by_layer(self.x), None if self._g is None else by_layer(self._g), self.first_sample)
+
+    @cached_property
+    def heads(self) -> list["LayerBatch"]:
+        """The batch of each head's layer."""
+        grads = [None] * len(self.x) if self._g is None else self._g
+        return [LayerBatch(x, g, self.first_sample) for x, g in zip(self.x, grads, strict=True)]
 
     @cached_property
     def with_clipped_tokens(self) -> "LayerBatch":
@@ -45,8 +61,8 @@ class LayerBatch:
         The published code of FLAR-SVD's authors does the same. Zero gradients stay zero and do not count in the mean.
         """
         norms = self.g_energy.sqrt()
-        counted = (norms > LEAST_NORM).sum(dim=1, keepdim=True).clamp(min=1)
-        mean = norms.where(norms > LEAST_NORM, 0).sum(dim=1, keepdim=True) / counted
+        counted = (norms > LEAST_NORM).sum(dim=-1, keepdim=True).clamp(min=1)
+        mean = norms.where(norms > LEAST_NORM, 0).sum(dim=-1, keepdim=True) / counted
         factors = torch.where(norms > LEAST_NORM, norms.clamp(0.1 * mean, 10 * mean) / norms, 1)
         return LayerBatch(self.x, self.g * factors[..., None], self.first_sample)
 
@@ -63,8 +79,8 @@ class LayerBatch:
     @cached_property
     def tokens_are_cheaper(self) -> bool:
         """Whether `[T, T]` Gram matrices take fewer operations than the D_k `[m, n]` of each sample."""
-        tokens, n = self.x.shape[1:]
-        m = self.g.shape[2]
+        tokens, n = self.x.shape[-2:]
+        m = self.g.shape[-1]
         through_tokens = 2 * tokens**2 * (m + n) + tokens * (m**2 + n**2) / 2
         through_gradients = tokens * m * n + m * n * (m + n) / 2
         return through_tokens < through_gradients
@@ -88,8 +104,8 @@ class LayerBatch:
     def sample_grad_energy(self) -> Tensor:
         """Σ_i D_k[i, j]² `[N, n]`."""
         if self.tokens_are_cheaper:
-            return (self.x * self.mixed_inputs).sum(dim=1)
-        return self.sample_grads.square().sum(dim=1)
+            return (self.x * self.mixed_inputs).sum(dim=-2)
+        return self.sample_grads.square().sum(dim=-2)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -101,11 +117,14 @@ MIN_BLOCKED_SIZE = 512
 
 
 def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | None = None) -> None:
-    """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[..., d]` tensors and weights of `[...]`.
+    """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[N, T, d]` tensors and `[N, T]` weights.
 
     Only the lower blocks are computed, 56 % of the products; `mirror` fills in the rest once, at the end.
     """
     left = left if weights is None else left * weights[..., None]
+    if total.ndim > 2:  # by sample: no library divides a product's long axis among so many small ones
+        total += (left.mT @ right).sum(dim=1)
+        return
     left, right = left.flatten(0, -2), right.flatten(0, -2)
     size = len(total)
     step = -(-size // SYMMETRIC_BLOCKS) if size >= MIN_BLOCKED_SIZE else size

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from facts.modules.heads import Cores
 from facts.modules.lowrank import LinearLayer
+from facts.modules.networks import replaced_forwards
 from facts.moments.batch import LayerBatch, at_least_float32
 from facts.moments.data_pass import DataPass, blocks_of, least, within_memory
 from facts.moments.losses import Loss, summed_cross_entropy
@@ -152,7 +155,8 @@ def _cached(
 class MomentPass:
     """One pass over the data that accumulates `totals[moment][layer]`, on the device while they fit in `room` bytes.
 
-    A total that does not fit is kept in main memory: each batch's part is computed on the device, then added to it.
+    A total that does not fit is kept in main memory: each batch's part is computed on the device, then added to it. The
+    layers within an attention's heads run in one call; moments that take all heads have one total for them.
     """
 
     model: nn.Module
@@ -167,21 +171,42 @@ class MomentPass:
 
     def __post_init__(self) -> None:
         self.elsewhere: set[tuple[Moment, str]] = set()
-        self.totals = {moment: {name: self._place(moment, name) for name in self.layers} for moment in self.moments}
+        self.cores = {
+            name: module
+            for name, module in self.model.named_modules()
+            if isinstance(module, Cores) and set(module) <= set(self.layers.values())
+        }
+        owners = {core: name for name, cores in self.cores.items() for core in cores}
+        self.called: dict[str, list[str]] = defaultdict(list)  # layers by the module that is called
+        for name, layer in self.layers.items():
+            self.called[owners.get(layer, name)].append(name)
+        self.totals = {
+            moment: {name: self._place(moment, name) for name in (self.called if moment.takes_heads else self.layers)}
+            for moment in self.moments
+        }
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """Run the pass; return the finished moments, by moment and layer."""
         self.accumulate(calibration)
         return {
-            moment: {name: moment.finalize(totals.pop(name)) for name in self.layers}
+            moment: {
+                layer: moment.finalize(total)
+                for name in list(totals)
+                for layer, total in self._by_layer(name, totals.pop(name))
+            }
             for moment, totals in self.totals.items()
         }
+
+    def _by_layer(self, name: str, total: Any) -> Iterable[tuple[str, Any]]:
+        return zip(self.called[name], zip(*total, strict=True), strict=True) if name in self.cores else [(name, total)]
 
     def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> None:
         """Add batches to the totals, over all processes."""
         needs_grads = any(moment.needs_grads for moment in self.moments)
+        modules = {**self.layers, **self.cores}
+        called = {name: modules[name] for name in self.called}
         data_pass = DataPass(
-            self.model, self.layers, self._add, self.loss, self.precision, needs_grads, self.num_parts, self.blocks
+            self.model, called, self._add, self.loss, self.precision, needs_grads, self.num_parts, self.blocks
         )
         sums = (
             tensor
@@ -189,25 +214,36 @@ class MomentPass:
             for total in totals.values()
             for tensor in moment.reducible(total, data_pass.next_sample)
         )
-        data_pass.run(batches, "calibration", sums)
+        with replaced_forwards({cores: cores.at_once for cores in self.cores.values()}):
+            data_pass.run(batches, "calibration", sums)
 
     def _add(self, name: str, batch: LayerBatch) -> None:
-        if name in self.append_one:
+        layers = self.called[name]
+        if layers[0] in self.append_one:
             batch = batch.with_one()
+        if name in self.cores:
+            batch = batch.of_heads(len(layers), self.cores[name].num_heads)
         for moment, totals in self.totals.items():
-            if (moment, name) in self.elsewhere:
-                part = self._init_state(moment, name, batch.x.device)
-                moment.add(part, batch)
-                sums = (moment.reducible(total, batch.num_samples) for total in (totals[name], part))
-                for total, addend in zip(*sums, strict=True):
-                    total += addend.to(total.device)
-            else:
-                moment.add(totals[name], batch)
+            for each, own in [(name, batch)] if name in totals else zip(layers, batch.heads, strict=True):
+                self._add_to(moment, each, own)
+
+    def _add_to(self, moment: Moment, name: str, batch: LayerBatch) -> None:
+        total = self.totals[moment][name]
+        if (moment, name) in self.elsewhere:
+            part = self._init_state(moment, name, batch.x.device)
+            moment.add(part, batch)
+            sums = (moment.reducible(each, batch.num_samples) for each in (total, part))
+            for kept, addend in zip(*sums, strict=True):
+                kept += addend.to(kept.device)
+        else:
+            moment.add(total, batch)
 
     def _place(self, moment: Moment, name: str) -> Any:
         """Make an empty total, on the layer's device or in main memory."""
-        weight = next(self.layers[name].parameters())
-        size = moment.num_held(*self._widths(name)) * at_least_float32(weight[:0]).element_size()
+        layers = self.called.get(name, [name])
+        weight = next(self.layers[layers[0]].parameters())
+        num_values = len(layers) * moment.num_held(*self._widths(layers[0]))
+        size = num_values * at_least_float32(weight[:0]).element_size()
         if moment.can_offload and size > self.room:
             self.elsewhere.add((moment, name))
             return self._init_state(moment, name, torch.device("cpu"))
@@ -215,6 +251,9 @@ class MomentPass:
         return self._init_state(moment, name, weight.device)
 
     def _init_state(self, moment: Moment, name: str, device: torch.device) -> Any:
+        if name in self.cores:
+            states = (self._init_state(moment, layer, device) for layer in self.called[name])
+            return tuple(map(torch.stack, zip(*states, strict=True)))
         weight = next(self.layers[name].parameters())
         like = at_least_float32(weight[:0].detach()).to(device)
         return moment.init_state(name, like, *self._widths(name))

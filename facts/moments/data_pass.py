@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from facts.modules.lowrank import LinearLayer
 from facts.modules.networks import autocast, frozen, hooked, replaced_forwards, run, without_autocast
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
@@ -44,7 +43,7 @@ class DataPass:
     """
 
     model: nn.Module
-    layers: Mapping[str, LinearLayer]
+    layers: Mapping[str, nn.Module]
     add: Callable[[str, LayerBatch], None]
     loss: Loss
     precision: torch.dtype
@@ -318,7 +317,7 @@ class Capture:
 @contextmanager
 def capturing(
     model: nn.Module,
-    layers: Mapping[str, LinearLayer],
+    layers: Mapping[str, nn.Module],
     consume: Callable[[str, Tensor, Tensor | None], None],
     with_grads: bool = True,
     blocks: Iterable[nn.Module] = (),

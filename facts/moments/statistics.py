@@ -25,6 +25,7 @@ class Moment(ABC):
 
     needs_grads: ClassVar[bool] = True
     is_kept: ClassVar[bool] = True  # whether the cache keeps it
+    takes_heads: ClassVar[bool] = False  # whether it adds all heads at once, `[H, N, T, d]`, to a sum with an axis H
     can_offload: ClassVar[bool] = True  # whether it may accumulate in main memory instead of on the device
 
     @property
@@ -76,6 +77,7 @@ class Counts(Moment):
     """Numbers of samples and of tokens `[2]`, in main memory."""
 
     needs_grads = False
+    takes_heads = True
 
     def shapes(self, d_in, d_out):
         return ((2,),)
@@ -84,7 +86,7 @@ class Counts(Moment):
         return (torch.zeros(2, dtype=torch.float64),)  # float32 is exact for whole numbers only up to 2^24
 
     def add(self, total, batch):
-        num_samples, num_tokens = batch.x.shape[:2]
+        num_samples, num_tokens = batch.x.shape[-3:-1]
         total[0].add_(torch.tensor([num_samples, num_samples * num_tokens]))
 
 
@@ -123,13 +125,14 @@ def median(values: Tensor) -> Tensor:
 
 def of_unit_trace(weights: Tensor, energies: Tensor) -> Tensor:
     """Scale weights so that Σ weight · energy, the trace of the weighted sum, is 1; both have the same shape."""
-    return weights / at_least_tiny((weights * energies).sum())
+    return weights / at_least_tiny((weights * energies).sum(dim=(-2, -1), keepdim=True))
 
 
 class InputGram(InputMoment):
     """Σ x_t x_tᵀ `[n, n]`."""
 
     needs_grads = False
+    takes_heads = True
 
     def add(self, total, batch):
         add_symmetric(total[0], batch.x, batch.x)
@@ -139,18 +142,20 @@ class InputSum(InputVector):
     """Σ x_t `[n]`."""
 
     needs_grads = False
+    takes_heads = True
 
     def add(self, total, batch):
-        total[0].add_(batch.x.sum(dim=(0, 1)))
+        total[0].add_(batch.x.sum(dim=(-3, -2)))
 
 
 class MeanInputGram(InputMoment):
     """Σ_k x̄_k x̄_kᵀ `[n, n]`, x̄_k the mean over the tokens of sample k."""
 
     needs_grads = False
+    takes_heads = True
 
     def add(self, total, batch):
-        mean = batch.x.mean(dim=1)
+        mean = batch.x.mean(dim=-2).unsqueeze(-3)
         add_symmetric(total[0], mean, mean)
 
 
@@ -204,20 +209,24 @@ class ScaledGradMoment(ClippedGradMoment):
 class GradGram(ScaledGradMoment, GradMoment):
     """Σ g_t g_tᵀ `[m, m]`."""
 
+    takes_heads = True
+
     def add_clipped(self, total, batch):
         gram, trace = total
         add_symmetric(gram, batch.g, batch.g, self.weights(batch))
-        trace.add_(batch.g_energy.sum())
+        trace.add_(batch.g_energy.sum(dim=(-2, -1)))
 
 
 class SummedGradGram(ScaledGradMoment, GradMoment):
     """Σ_k (Σ_t g_t)(Σ_t g_t)ᵀ `[m, m]`."""
 
+    takes_heads = True
+
     def add_clipped(self, total, batch):
         gram, trace = total
-        summed = batch.g.sum(dim=1)
-        add_symmetric(gram, summed, summed, self.weights(batch).squeeze(-1))
-        trace.add_(summed.square().sum())
+        summed = batch.g.sum(dim=-2).unsqueeze(-3)
+        add_symmetric(gram, summed, summed, self.weights(batch).mT)
+        trace.add_(summed.square().sum(dim=(-3, -2, -1)))
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,7 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
     """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch's sum is first divided by its trace."""
 
     normalize: Normalize = "none"
+    takes_heads = True
 
     def add_clipped(self, total, batch):
         weights = self.weights(batch) * batch.g_energy
@@ -236,10 +246,12 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
 class InputWeightedGradGram(ScaledGradMoment, GradMoment):
     """Σ ‖x_t‖² g_t g_tᵀ `[m, m]`."""
 
+    takes_heads = True
+
     def add_clipped(self, total, batch):
         gram, trace = total
         add_symmetric(gram, batch.g, batch.g, self.weights(batch) * batch.x_energy)
-        trace.add_((batch.x_energy * batch.g_energy).sum())
+        trace.add_((batch.x_energy * batch.g_energy).sum(dim=(-2, -1)))
 
 
 @dataclass(frozen=True)
@@ -247,6 +259,7 @@ class SampleGradGrams(ScaledGradMoment):
     """Σ_k D_kᵀ D_k `[n, n]` and Σ_k D_k D_kᵀ `[m, m]`; with `normalize: batch` each batch of the first has trace 1."""
 
     normalize: Normalize = "none"
+    takes_heads = True
 
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out)
@@ -254,7 +267,7 @@ class SampleGradGrams(ScaledGradMoment):
     def add_clipped(self, total, batch):
         inputs, outputs, trace = total
         energies = batch.sample_grad_energy.sum(dim=-1, keepdim=True)
-        trace.add_(energies.sum())
+        trace.add_(energies.sum(dim=(-2, -1)))
         weights = of_inputs = self.weights(batch)
         if self.normalize == "batch":
             of_inputs = of_unit_trace(weights, energies)
@@ -270,20 +283,23 @@ class SampleGradGrams(ScaledGradMoment):
 class SampleGradEnergy(InputVector):
     """Σ_k Σ_i D_k[i, j]² `[n]`: the diagonal of the empirical Fisher, summed over outputs."""
 
+    takes_heads = True
+
     def add(self, total, batch):
-        total[0].add_(batch.sample_grad_energy.sum(dim=0))
+        total[0].add_(batch.sample_grad_energy.sum(dim=-2))
 
 
 class InputFourthMoment(Moment):
     """Σ ‖x_t‖⁴, a scalar."""
 
     needs_grads = False
+    takes_heads = True
 
     def shapes(self, d_in, d_out):
         return ((),)
 
     def add(self, total, batch):
-        total[0].add_(batch.x_energy.square().sum())
+        total[0].add_(batch.x_energy.square().sum(dim=(-2, -1)))
 
 
 @dataclass(frozen=True)

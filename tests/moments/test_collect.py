@@ -7,7 +7,7 @@ from facts.estimators import ESTIMATORS, GFWSVD
 from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.losses import summed_cross_entropy
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
-from tests.networks import Runs, image_batches, relative_error
+from tests.networks import Runs, image_batches, make_causal_lm, make_vit, relative_error
 
 EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
 EXACT = 1e-12  # sums over float64 in another order
@@ -62,3 +62,27 @@ def test_gradients_that_are_zero_in_most_samples_are_clipped_to_zero(name):
     factors = facts.estimate_factors(name, x, g)
     assert not factors.B.any()
     assert factors.A.isfinite().all()
+
+
+def text_batches():
+    tokens = torch.randint(64, (5, 9), generator=torch.Generator().manual_seed(0))
+    return [(part, facts.next_tokens(part)) for part in tokens.split([3, 2])]
+
+
+@pytest.mark.parametrize(
+    ("make", "batches"),
+    [
+        (lambda: make_vit(depth=1), image_batches([3, 2], shape=(3, 16, 16))),
+        (lambda: make_causal_lm("llama"), text_batches()),
+    ],
+    ids=["heads", "groups of heads"],
+)
+def test_heads_in_one_call_have_the_moments_of_heads_in_turn(make, batches):
+    prepared = facts.prepare(make(), batches, held_out=(), parts="units")
+    wanted = dict.fromkeys(moment for estimator in EVERY.values() for moment in estimator.moments)
+    together = prepared.moments(wanted)
+    for name in (name for name in prepared.linears if ".heads." in name):
+        alone = prepared.moments(wanted, [name])[name]
+        for moment in wanted:
+            for ours, theirs in zip(together[name][moment], alone[moment], strict=True):
+                assert relative_error(ours, theirs) < EXACT, (name, moment)
