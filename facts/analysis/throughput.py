@@ -115,7 +115,9 @@ class DeviceRecord(Throughput):
                 subject.model, [(inputs, targets)], held_out=(), loss=given.loss, execution=execution, parts=parts
             )
             passes[f"{parts}_pass"] = partial(own.moments, own.suited(FACTS()).moments, cached=False)
-        for name, timing in self.timing.times(passes).items():
+        with torch.cuda.device_of(next(subject.model.parameters())):
+            times = self.timing.times(passes)
+        for name, timing in times.items():
             found.metrics[f"{name}_seconds"] = 1000 * timing.median / batch_size(inputs)
         for name, run in passes.items() if device.type == "cuda" else ():
             torch.cuda.reset_peak_memory_stats(device)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.data import Batch
 from facts.calibration.outputs import refuse_not_finite
 from facts.modules.networks import autocast, evaluating, run
-from facts.moments.losses import KL_VALUES, OutputError, SquaredError, kl_divergence, tensors_of
+from facts.moments.losses import OutputError, SquaredError, in_chunks, kl_divergence, tensors_of
 from facts.utils.batches import batch_size, in_parts, to_device
 
 log = logging.getLogger(__name__)
@@ -117,8 +117,7 @@ class _Information:
         self.known = self.num_rows = 0.0
 
     def add(self, logits: Tensor) -> None:
-        num_classes = logits.shape[-1]
-        for part in logits.reshape(-1, num_classes).split(max(1, KL_VALUES // num_classes)):
+        for part in in_chunks(logits):
             logs = part.double().log_softmax(dim=-1)
             total = logs.exp().sum(dim=0).cpu()
             self.distributions = total if self.distributions is None else self.distributions + total

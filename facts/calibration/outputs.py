@@ -60,6 +60,8 @@ def refuse_unfit_network(model: nn.Module) -> None:
             "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
             "(torch.no_grad() is fine)"
         )
+    if any(parameter.is_mps for parameter in model.parameters()):
+        raise ValueError("an Apple GPU (MPS) cannot compute in float64, which decides ranks: use the CPU, model.cpu()")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         raise ValueError(
             f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "

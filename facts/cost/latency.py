@@ -170,6 +170,7 @@ def module_seconds(
             ):
                 stack.callback(hook.remove)
         stack.enter_context(evaluating(network))
+        stack.enter_context(torch.cuda.device_of(next(network.parameters())))  # on which events are recorded
         stack.enter_context(autocast(device, precision))
         run(network, inputs)
     return {name: sum(map(_between, starts[name], stops[name])) for name in starts}

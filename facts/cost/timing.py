@@ -120,6 +120,7 @@ def batch_seconds(
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))
+            stack.enter_context(torch.cuda.device_of(next(network.parameters())))  # the one that timers wait for
         calls = {name: partial(_forward, net, _as_in(net, inputs), precision) for name, net in networks.items()}
         return policy.times(calls)
 

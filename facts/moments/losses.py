@@ -18,7 +18,7 @@ from facts.utils.cache import content_key
 NOTHING = -100  # the label that cross-entropy ignores
 NUM_SAMPLES = 512  # on which the scales of features are measured
 LEAST_SCALE = 1e-3  # of the root mean square of all features: one that hardly varies would otherwise dominate
-KL_VALUES = 2**26  # in a chunk of logits: half a gigabyte per network in float64
+CHUNK = 2**26  # logits: half a gigabyte in float64
 
 Loss = Callable[[Any, Any], Tensor]
 """From outputs and targets to the sum of the samples' losses, each of which depends only on its own sample."""
@@ -75,9 +75,17 @@ class SampledTargets(ABC):
     """
 
     def __init__(self, name: str, module: str, seed: int, batch_number: int):
-        self.seed = seed
-        self.generator = torch.Generator().manual_seed(int(content_key(seed, batch_number), base=16) % 2**63)
+        self.seed, self.batch_number = seed, batch_number
+        self.generators: dict[torch.device, torch.Generator] = {}
         self.__module__, self.__qualname__ = module, f"{name} with seed {seed}"
+
+    def generator(self, outputs: Tensor) -> torch.Generator:
+        """The generator of the batch on the outputs' GPU or, on another device, on the CPU; each draws on."""
+        device = outputs.device if outputs.is_cuda else torch.device("cpu")
+        if device not in self.generators:
+            seed = int(content_key(self.seed, self.batch_number), base=16) % 2**63
+            self.generators[device] = torch.Generator(device).manual_seed(seed)
+        return self.generators[device]
 
     @abstractmethod
     def drawn(self, seed: int, batch_number: int = 0) -> Self:
@@ -107,9 +115,10 @@ class SampledLabels(SampledTargets):
                 f"labels can only be drawn from logits of two or more classes, not from {described(outputs)}: give "
                 'loss=, a function of outputs and targets, or facts.prepare(..., outputs="features")'
             )
-        probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
-        labels = torch.multinomial(probabilities, 1, generator=self.generator).view(outputs.shape[:-1])
-        return self.loss(outputs, labels.to(outputs.device))
+        generator = self.generator(outputs)
+        probabilities = (logits.double().softmax(dim=-1).to(generator.device) for logits in in_chunks(outputs.detach()))
+        labels = torch.cat([torch.multinomial(chunk, 1, generator=generator) for chunk in probabilities])
+        return self.loss(outputs, labels.view(outputs.shape[:-1]).to(outputs.device))
 
 
 class SampledFeatures(SampledTargets):
@@ -130,7 +139,8 @@ class SampledFeatures(SampledTargets):
         tensors = tensors_of(outputs, self.names)
         losses = []
         for values, scale in zip(map(features_last, tensors), self.scales, strict=True):
-            noise = torch.randn(values.shape, generator=self.generator).to(values)
+            generator = self.generator(values)
+            noise = torch.randn(values.shape, generator=generator, device=generator.device).to(values)
             count = len(tensors) * values[0].numel()
             losses.append((noise / scale.to(values) * values).sum() / count**0.5)
         return torch.stack(losses).sum()
@@ -179,13 +189,17 @@ def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
 
     Distributions are compared in chunks: the logits of a language model take gigabytes.
     """
-    num_classes = original.shape[-1]
-    rows = max(1, KL_VALUES // num_classes)
-    parts = zip(*(logits.reshape(-1, num_classes).split(rows) for logits in (original, changed)), strict=True)
+    parts = zip(in_chunks(original), in_chunks(changed), strict=True)
     if not changed.requires_grad:
         return torch.stack([_kl_divergence(*part) for part in parts]).sum()
     chunks = (checkpoint(_kl_divergence, *part, use_reentrant=False) for part in parts)  # otherwise all would be kept
     return torch.stack(list(chunks)).sum()
+
+
+def in_chunks(logits: Tensor) -> tuple[Tensor, ...]:
+    """Divide logits `[..., C]` into rows `[n, C]` of about `CHUNK` values."""
+    num_classes = logits.shape[-1]
+    return logits.reshape(-1, num_classes).split(max(1, CHUNK // num_classes))
 
 
 def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:

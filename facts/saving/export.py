@@ -329,9 +329,11 @@ def benchmark(
             f"{runtime}: {name}": loaded(networks[name], runtime, batch, folder, int8)
             for runtime, (name, folder) in product(chosen, folders.items())
         }
-        whole, single = (
-            timing.times({key: partial(call, inputs) for key, call in calls.items()}) for inputs in (batch, batch[:1])
-        )
+        with torch.cuda.device_of(batch):
+            whole, single = (
+                timing.times({key: partial(call, inputs) for key, call in calls.items()})
+                for inputs in (batch, batch[:1])
+            )
     return [
         RuntimeSpeed(name, runtime, len(batch) / whole[key].median, whole[key].spread, single[key].median)
         for (runtime, name), key in zip(product(chosen, networks), calls, strict=True)

@@ -63,6 +63,16 @@ def of_first(outputs, labels):
     return F.cross_entropy(outputs[0], labels, reduction="sum")
 
 
+class AppleParameter(nn.Parameter):
+    is_mps = True
+
+
+class OnApple(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = AppleParameter(torch.ones(2, 2))
+
+
 class Narrow(PELA):
     def factors(self, moments):
         return KroneckerFactors(A=torch.eye(5))
@@ -93,6 +103,7 @@ ATTACKS = {
     "a name for a network": (lambda: compress("vit"), "the model must be a torch.nn.Module, got a str"),
     "a quantised network": (lambda: compress(Quantised()), "compress it first and quantise the result"),
     "a network without weights": (lambda: compress(nn.ReLU()), "ReLU has no weights in floating point"),
+    "a network on an Apple GPU": (lambda: compress(OnApple()), "cannot compute in float64, which decides ranks: use"),
     "a network on meta": (lambda: compress(make_model().to("meta")), "is on the meta device, without values"),
     "a layer called by keyword": (lambda: compress(ByKeyword()), r"layer second is called by keyword"),
     "samples instead of batches": (

@@ -144,7 +144,7 @@ def compare(original, changed, error, sizes=(5, 1, 6)):
 @pytest.mark.parametrize("shape", [(12, 5), (12, 3, 5)])
 def test_information_in_class_logits(shape, monkeypatch):
     """Compared with loops over samples; in chunks as for language models too."""
-    monkeypatch.setattr("facts.calibration.distance.KL_VALUES", 10)
+    monkeypatch.setattr("facts.moments.losses.CHUNK", 10)
     torch.manual_seed(0)
     original, changed = (3 * torch.randn(shape, dtype=torch.float64) for _ in range(2))
     rows, others = (logits.reshape(-1, 5).softmax(dim=1) for logits in (original, changed))

@@ -1,6 +1,7 @@
 """Counts against the paper's; timing by turns; latency as a cost, on a clock that every multiplication moves."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 
@@ -14,8 +15,8 @@ from torch import nn
 import facts
 from facts.compression.compress import compress_prepared
 from facts.cost.count import count_params
-from facts.cost.latency import LatencyTable
-from facts.cost.timing import Timing, TimingPolicy
+from facts.cost.latency import LatencyTable, module_seconds
+from facts.cost.timing import Timing, TimingPolicy, batch_seconds
 from facts.estimators import PELA
 from facts.models import MambaVisionModel, TimmModel
 from facts.modules.forms import PivotedLinear
@@ -133,6 +134,24 @@ def test_median_spread_and_ratio_of_turns():
     assert timing.spread == pytest.approx((4 - 2) / 3)
     assert Timing((2.0, 2.0, 20.0)).ratio(Timing((1.0, 1.0, 10.0))) == 2
     assert Timing((1.0, 3.0, 4.0)).ratio(Timing((1.0, 1.0, 1.0))) == 3
+
+
+def test_what_runs_on_a_second_gpu_is_timed_there(monkeypatch):
+    entered, left = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        entered.append(tensor)
+        yield
+        left.append(tensor)
+
+    model, images = make_model(), torch.randn(4, 64)
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    model.register_forward_hook(lambda *_: entered.append(len(left)))
+    batch_seconds({"own": model}, images, TimingPolicy(num_warmups=0, num_turns=2, min_seconds=0))
+    module_seconds(model, [""], images)
+    weight = next(model.parameters())
+    assert entered[0] is entered[3] is weight and entered[1:3] == [0, 0] and entered[4] == 1
 
 
 def test_functions_take_turns():

@@ -108,6 +108,7 @@ def pretended_cuda():
     patches += [replaced(Tensor, name, moved) for name in ("to", "cpu", "cuda")]
     patches += [patch.multiple(torch.cuda, **functions), patch.multiple(torch.inference_mode, **leave)]
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # modules get new parameters, not new values
+    patches.append(patch.object(torch, "Generator", lambda device=None, own=torch.Generator: own()))
     with ExitStack() as stack, patch.object(torch.optim.Optimizer, HEALTH, lambda self: None, create=True):
         for each in patches:
             stack.enter_context(each)

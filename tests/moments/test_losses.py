@@ -27,6 +27,18 @@ def test_labels_follow_the_networks_probabilities():
     torch.testing.assert_close(shares, logits[0].softmax(dim=0), rtol=0, atol=0.01)
 
 
+def test_labels_are_drawn_in_chunks(monkeypatch):
+    monkeypatch.setattr("facts.moments.losses.CHUNK", 50)
+    logits, sizes, seen = torch.full((2, 30, 7), -1000.0), [], []
+    logits.scatter_(2, (certain := torch.arange(60).view(2, 30) % 7)[..., None], 0.0)
+    draw = torch.multinomial
+    monkeypatch.setattr(
+        torch, "multinomial", lambda rows, *rest, **own: sizes.append(len(rows)) or draw(rows, *rest, **own)
+    )
+    SampledLabels(lambda outputs, labels: seen.append(labels))(logits, None)
+    assert seen[0].equal(certain) and sizes == [7] * 8 + [4]
+
+
 def test_the_given_labels_are_of_no_matter_and_every_pass_draws_the_same():
     model, batches = make_model(), image_batches([4, 3])
     others = [(images, 3 - labels) for images, labels in batches]

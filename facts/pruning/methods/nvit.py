@@ -144,7 +144,8 @@ def _seconds(
     block: nn.Module = without(model, widths, kept).blocks[0]
     inputs = next(block.parameters()).new_ones(batch, tokens, max(1, sizes[0]))
     timer = Timer("block(inputs)", globals={"block": block, "inputs": inputs}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=MIN_SECONDS).median
+    with torch.cuda.device_of(inputs):
+        return timer.blocked_autorange(min_run_time=MIN_SECONDS).median
 
 
 class NarrowAttention(nn.Module):
