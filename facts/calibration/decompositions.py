@@ -1,7 +1,9 @@
 """Decompositions of all linears, with biases that absorb the mean, and how they are cached."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from facts.modules.lowrank import LinearLayer
 from facts.moments.collect import LayerMoments
 from facts.moments.statistics import InputSum, at_least_tiny
 from facts.parts import Part
-from facts.parts.base import packed, unpacked
+from facts.parts.base import Problem, packed, unpacked
 from facts.utils.cache import Cache, code_of, content_key
 from facts.utils.progress import with_progress
 
@@ -24,17 +26,37 @@ def decompose_layers(
     moments: Mapping[str, LayerMoments],
     append_one: Collection[str] = (),
 ) -> dict[str, Decomposition]:
-    """Decompose each layer in the way of its part; moments of layers in `append_one` are of `[x, 1]`."""
-    return {
-        name: decompose_layer(name, layer, parts[name], estimator, moments[name], name in append_one)
-        for name, layer in with_progress(layers.items(), "decomposition")
-    }
+    """Decompose each layer in the way of its part; moments of layers in `append_one` are of `[x, 1]`.
+
+    Raises `ValueError` with the name of a layer that cannot be decomposed.
+    """
+    found: dict[str, Decomposition] = {}
+    for names in with_progress(list(_together(layers, parts)), "decomposition"):
+        problems = {name: _problem(name, layers[name], estimator, moments[name], name in append_one) for name in names}
+        found |= _decomposed(parts[names[0]], problems, type(estimator).__name__)
+    return {name: found[name] for name in layers}
 
 
-def decompose_layer(
-    name: str, layer: LinearLayer, part: Part, estimator: Estimator, moments: LayerMoments, fit_bias: bool = False
-) -> Decomposition:
-    """Decompose one layer. Raises `ValueError` with the layer's name."""
+def _together(layers: Mapping[str, LinearLayer], parts: Mapping[str, Part]) -> Iterator[list[str]]:
+    """Divide the layers into groups that are decomposed together."""
+    alike: dict[Any, list[str]] = defaultdict(list)
+    for name, layer in layers.items():
+        alike[type(parts[name]), layer.in_features, layer.out_features].append(name)
+    for names in alike.values():
+        size = parts[names[0]].num_together(layers[names[0]])
+        yield from (names[start : start + size] for start in range(0, len(names), size))
+
+
+def _decomposed(part: Part, problems: Mapping[str, Problem], method: str) -> dict[str, Decomposition]:
+    try:
+        return dict(zip(problems, part.decompose_together(list(problems.values())), strict=True))
+    except (ValueError, torch.linalg.LinAlgError) as error:
+        if len(problems) > 1:
+            return {name: _decomposed(part, {name: each}, method)[name] for name, each in problems.items()}
+        raise ValueError(f"layer {next(iter(problems))} cannot be decomposed by {method}: {error}") from error
+
+
+def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: LayerMoments, fit_bias: bool) -> Problem:
     row, col = estimator.shrinkage(moments)
     factors = estimator.factors(moments)
     d_out, d_in = layer.out_features, layer.in_features
@@ -46,13 +68,11 @@ def decompose_layer(
         factors = factors if factors.A is None else replace(factors, A=factors.A[:-1, :-1])
     elif fit_bias:
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
-    try:
-        for weight in layer.parameters():
-            if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
-                raise ValueError("its weight is complex, or holds NaN or infinity")
-        return part.decompose(layer, factors, row, col)
-    except (ValueError, torch.linalg.LinAlgError) as error:
-        raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {error}") from error
+    for weight in layer.parameters():
+        if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
+            reason = "its weight is complex, or holds NaN or infinity"
+            raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {reason}")
+    return layer, factors, row, col
 
 
 def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
@@ -81,16 +101,16 @@ def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
 
 
 def load_decompositions(
-    cache: Cache | None, estimator: Estimator, linears: Iterable[str]
+    cache: Cache | None, estimator: Estimator, linears: Mapping[str, LinearLayer]
 ) -> dict[str, Decomposition] | None:
-    """Load the decompositions from the cache; None if they are not there."""
+    """Load the decompositions from the cache to the devices of their layers; None if they are not there."""
     tensors = cache.load(file_name(estimator)) if cache else None
     if tensors is None:
         return None
     by_name: dict[str, dict[str, Tensor]] = {name: {} for name in linears}
     for key, tensor in tensors.items():
         name, _, field = key.rpartition("/")
-        by_name[name][field] = tensor
+        by_name[name][field] = tensor if not tensor.ndim else tensor.to(next(linears[name].parameters()).device)
     return {name: unpacked(fields) for name, fields in by_name.items()}
 
 

@@ -4,6 +4,8 @@ The others replace each eliminated input, as far as they predict it (structured 
 Legend: m = d_out, n = d_in; A [n, n] is the inputs' second moment, B [m, m] the metric of the outputs.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,10 +27,31 @@ def eliminate(
     component j is what input j adds to those before it: `left = W L`, `right = L⁻¹`. The leading k components read only
     the first k inputs, with their least-squares weights. Computed in float64; `left` undoes `right` as it is stored.
     """
-    row = square_root(factors.B, shrinkage_row, factors.repair)
-    gram, repaired = _definite(square_root(factors.A, shrinkage_col, factors.repair), weight)
-    whitened = row.left(weight.double())
-    order = torch.tensor(elimination_order(gram, whitened)[::-1], device=weight.device)
+    (decomposition,) = eliminate_together([(weight, factors, shrinkage_row, shrinkage_col)])
+    return decomposition
+
+
+def eliminate_together(problems: Sequence[tuple[Tensor, KroneckerFactors, float, float]]) -> list[Decomposition]:
+    """Do the same for several layers of one size, which take each step together: weight, factors, shrinkage of B, A."""
+    metrics = [_metric(*problem) for problem in problems]
+    grams, whitened, _ = zip(*metrics, strict=True)
+    orders = elimination_orders(torch.stack(grams), torch.stack(whitened))
+    return [
+        _in_order(weight, order, factors.mean, *metric)
+        for (weight, factors, *_), metric, order in zip(problems, metrics, orders, strict=True)
+    ]
+
+
+def _metric(weight: Tensor, factors: KroneckerFactors, row: float, col: float) -> tuple[Tensor, Tensor, int]:
+    """Compute A, L_Bᵀ W and the number of repaired factors."""
+    left = square_root(factors.B, row, factors.repair)
+    gram, repaired = _definite(square_root(factors.A, col, factors.repair), weight)
+    return gram, left.left(weight.double()), left.repaired + repaired
+
+
+def _in_order(
+    weight: Tensor, order: Tensor, mean: Tensor | None, gram: Tensor, whitened: Tensor, num_repaired: int
+) -> Decomposition:
     root = solved(torch.linalg.cholesky, gram[order][:, order])
     sizes = root.diagonal()
     unit = root / sizes  # L
@@ -39,8 +62,7 @@ def eliminate(
     )
     right = right.to(dtype)
     energies = (whitened[:, order] @ unit).square().sum(dim=0) * sizes.square()
-    num_repaired = row.repaired + repaired
-    return Decomposition(undone(weight, right, order), right, energies, num_repaired, factors.mean, order)
+    return Decomposition(undone(weight, right, order), right, energies, num_repaired, mean, order)
 
 
 def undone(weight: Tensor, right: Tensor, order: Tensor) -> Tensor:
@@ -50,34 +72,41 @@ def undone(weight: Tensor, right: Tensor, order: Tensor) -> Tensor:
     return left.to(right.dtype)
 
 
-def elimination_order(gram: Tensor, whitened: Tensor) -> list[int]:
-    """List the inputs in the order of their elimination, for A `[n, n]` and L_Bᵀ W `[m, n]`.
+def elimination_orders(grams: Tensor, whitened: Tensor) -> Tensor:
+    """Inputs `[b, n]` of b layers from the last to the first eliminated, for each A `[n, n]` and L_Bᵀ W `[m, n]`.
 
-    Input j costs ‖w_j‖² / (A⁻¹)_jj. Eliminating it changes A⁻¹ and W by an outer product of two vectors; those of
-    several steps are subtracted together from the remaining inputs.
+    With P = A⁻¹ and S = Wᵀ B W, input j costs S_jj / P_jj. Eliminating it subtracts r rᵀ from P, r oᵀ + o rᵀ from S,
+    where r = P_j / √P_jj and o = S_j / √P_jj - r S_jj / (2 P_jj). Those of several steps are subtracted together from
+    the remaining inputs. All layers take each step together, and no step waits for the device.
     """
-    inverse, weights = torch.cholesky_inverse(solved(torch.linalg.cholesky, gram)), whitened.clone()
-    names, gone = torch.arange(len(gram), device=gram.device), []
-    while len(names):
-        squares, diagonal = weights.square().sum(dim=0), inverse.diagonal().clone()
-        num_steps = min(STEPS_AT_ONCE, len(names))
-        rows, columns = inverse.new_zeros(len(names), num_steps), weights.new_zeros(len(weights), num_steps)
+    roots = solved(torch.linalg.cholesky, grams)
+    tables = torch.stack([torch.cholesky_inverse(roots), whitened.mT @ whitened], dim=1)  # P and S
+    layers = torch.arange(len(grams), device=grams.device)
+    names, gone = torch.arange(grams.shape[-1], device=grams.device).expand(len(grams), -1), []
+    while size := names.shape[1]:
+        num_steps, steps = min(STEPS_AT_ONCE, size), []
+        diagonal, squares = tables.diagonal(dim1=-2, dim2=-1).clone().unbind(1)
+        changes = tables.new_zeros(len(grams), 2, num_steps, size)  # r and o of each step
         for step in range(num_steps):
-            j = int((squares / diagonal).argmin())
-            size = diagonal[j].sqrt()
-            row = (inverse[:, j] - rows @ rows[j]) / size
-            column = (weights[:, j] - columns @ rows[j]) / size
-            overlap = weights.T @ column - rows @ (columns.T @ column)
-            squares = (squares - 2 * row * overlap + row.square() * column.square().sum()).clamp(min=0)
-            diagonal = (diagonal - row.square()).clamp(min=torch.finfo(diagonal.dtype).tiny)
-            squares[j] = torch.inf
-            rows[:, step], columns[:, step] = row, column
-            gone.append(int(names[j]))
-        kept = squares.isfinite()
-        rows = rows[kept]
-        inverse = inverse[kept][:, kept] - rows @ rows.T
-        weights, names = weights[:, kept] - columns @ rows.T, names[kept]
-    return gone
+            least, j = (squares / diagonal).min(dim=1, keepdim=True)
+            rows, others = changes[:, :, :step].unbind(1)
+            at_j = changes[layers, :, :step, j[:, 0]]
+            change = torch.baddbmm(tables[layers, :, j[:, 0]], at_j, rows, alpha=-1)
+            change[:, 1:].baddbmm_(at_j[:, :1], others, alpha=-1)
+            row, other = change.div_(diagonal.gather(1, j)[..., None].sqrt()).unbind(1)
+            other.addcmul_(row, least, value=-0.5)
+            squares = squares.addcmul(row, other, value=-2).clamp_(min=0).scatter_(1, j, torch.inf)
+            diagonal = diagonal.addcmul(row, row, value=-1).clamp_(min=torch.finfo(diagonal.dtype).tiny)
+            changes[:, :, step] = change
+            steps.append(j)
+        gone.append(names.gather(1, torch.cat(steps, dim=1)))
+        kept = squares.isinf().to(torch.uint8).argsort(dim=1, stable=True)[:, : size - num_steps]
+        names = names.gather(1, kept)
+        tables = torch.stack([table[:, own][..., own] for table, own in zip(tables, kept, strict=True)])
+        rows, others = torch.stack([each[..., own] for each, own in zip(changes, kept, strict=True)]).unbind(1)
+        tables[:, 0].baddbmm_(rows.mT, rows, alpha=-1)
+        tables[:, 1].baddbmm_(rows.mT, others, alpha=-1).baddbmm_(others.mT, rows, alpha=-1)
+    return torch.cat(gone, dim=1).flip(1)
 
 
 def _definite(root: Root, weight: Tensor) -> tuple[Tensor, bool]:

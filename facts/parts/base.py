@@ -5,7 +5,7 @@ Finding, linear layers, decomposition, errors, cost, and `put`, the only way to 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Self
@@ -25,6 +25,9 @@ from facts.moments.batch import LayerBatch
 
 Plan = dict[str, int | None]
 """Rank of each part by name; None leaves it dense."""
+
+Problem = tuple[nn.Module, KroneckerFactors, float, float]
+"""A linear layer to decompose, its factors, and the shrinkage of B and of A."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,14 @@ class Part(ABC):
     @abstractmethod
     def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
         """Decompose one of its linears, with the shrinkage `row` of B and `col` of A."""
+
+    def num_together(self, linear: nn.Module) -> int:
+        """How many layers of the size of one of its linears are best decomposed together on its device."""
+        return 1
+
+    def decompose_together(self, problems: Sequence[Problem]) -> list[Decomposition]:
+        """Decompose linears of several parts of this kind, all of one size."""
+        return [self.decompose(*problem) for problem in problems]
 
     def truncated(self, linear: LinearLayer, decomposition: Decomposition, rank: int) -> LowRankLayer:
         """Make one of its linears at a rank, to measure errors."""

@@ -1,6 +1,6 @@
 """Hidden units of an MLP: found by sizes, eliminated one by one, read by a layer with new weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -9,12 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from facts.cost.probe import Call
-from facts.decomposition.elimination import eliminate, undone
+from facts.decomposition.elimination import eliminate_together, undone
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.lowrank import LinearLayer, linear_layer, own_parameter, trained_like
-from facts.parts.base import Found, Kind, Part, Unit, computes_the_same, module_at, packed, reason_left, unpacked
+from facts.parts.base import (
+    Found,
+    Kind,
+    Part,
+    Problem,
+    Unit,
+    computes_the_same,
+    module_at,
+    packed,
+    reason_left,
+    unpacked,
+)
 
+MATRICES = 16  # [n, n] in float64, at most, that an elimination holds for each MLP
 NOT_SEPARATE = "hidden units that cannot be left out one by one"
 
 
@@ -51,8 +63,17 @@ class HiddenUnit(Unit):
     """The hidden units of an MLP; its only linear is the layer that reads them."""
 
     def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-        assert isinstance(linear, nn.Linear)
-        return eliminate(linear.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
+        return self.decompose_together([(linear, factors, row, col)])[0]
+
+    def num_together(self, linear: nn.Module) -> int:
+        """On a GPU, as many as fit: all take a step in the time of one."""
+        device = next(linear.parameters()).device
+        if device.type != "cuda":
+            return 1
+        return max(1, torch.cuda.mem_get_info(device)[0] // (MATRICES * torch.float64.itemsize * self.width**2))
+
+    def decompose_together(self, problems: Sequence[Problem]) -> list[Decomposition]:
+        return eliminate_together([(linear.weight.detach(), *rest) for linear, *rest in problems])
 
     def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
         mlp = model.get_submodule(self.owner)

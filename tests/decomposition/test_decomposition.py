@@ -9,7 +9,7 @@ import torch
 import facts
 from facts.calibration.decompositions import centred
 from facts.decomposition import elimination
-from facts.decomposition.elimination import eliminate, elimination_order
+from facts.decomposition.elimination import eliminate, elimination_orders
 from facts.decomposition.truncation import by_gram, decompose, decompose_product
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
 from facts.estimators.whitening import shrink
@@ -139,11 +139,13 @@ def test_an_identity_weighs_all_alike(side):
 
 def test_steps_taken_together_are_those_taken_one_by_one(monkeypatch):
     """150 inputs, so that whole matrices are updated in between; ties are unlikely."""
-    A, weight = random_factor(150), torch.randn(20, 150, dtype=torch.float64)
-    together = elimination_order(A, weight)
+    grams = torch.stack([random_factor(150) for _ in range(3)])
+    weights = torch.randn(3, 20, 150, dtype=torch.float64)
+    together = elimination_orders(grams, weights)
     monkeypatch.setattr(elimination, "STEPS_AT_ONCE", 1)
-    assert sorted(together) == list(range(150))
-    assert together == elimination_order(A, weight)
+    for order, gram, weight in zip(together, grams, weights, strict=True):
+        assert sorted(order.tolist()) == list(range(150))
+        assert order.equal(elimination_orders(gram[None], weight[None])[0])
 
 
 def test_inputs_that_never_occur_leave_first_and_cost_nothing():
