@@ -2,7 +2,7 @@
 
 import logging
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, count, islice
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
 
 from facts.modules.networks import continues_text, is_encoder_decoder
 from facts.moments.losses import next_tokens
 from facts.utils.batches import batch_size, described, first_of, has_row_per_sample, in_parts, share
 from facts.utils.cache import content_key
+from facts.utils.distributed import loader_workers
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ Batch = tuple[Any, Any]
 LABELS = ("labels", "label")
 BATCH_SIZE = 64  # for samples that are not in batches
 LEAST = 32  # samples, if a quarter of the data is that many
+OPTIONS = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
 OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
 
 
@@ -97,10 +99,28 @@ def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] 
     if isinstance(data, Tensor | np.ndarray):
         data = list(torch.as_tensor(data).split(BATCH_SIZE))
     elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        data = DataLoader(data, BATCH_SIZE)
+        data = _loader(data, model)
     if _can_be_read_once(data):
         data = list(data)
     return Batches(data, model)
+
+
+def _loader(data: Dataset, model: nn.Module) -> DataLoader:
+    """Loader of batches; for a GPU, worker processes fill pinned memory, unless the samples are on it already."""
+    feeds = len(data) and next(model.parameters(), torch.empty(0)).is_cuda  # type: ignore[arg-type]
+    feeds = bool(feeds) and not any(leaf.is_cuda for leaf in tree_leaves(data[0]) if isinstance(leaf, Tensor))
+    return DataLoader(data, BATCH_SIZE, num_workers=loader_workers(None) if feeds else 0, pin_memory=feeds)
+
+
+def _of_rows(loader: Any, rows: Callable[[int, int], list[int]]) -> DataLoader | None:
+    """Loader of `rows(number, size)` of each batch, which reads no other samples; None if it might make others."""
+    kinds = [type(each) for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))]
+    if kinds != [DataLoader, SequentialSampler, BatchSampler] or loader.collate_fn is not default_collate:
+        return None
+    batches = enumerate(loader.batch_sampler)
+    chosen = [[indices[row] for row in rows(number, len(indices))] for number, indices in batches]
+    options = {name: getattr(loader, name) for name in OPTIONS}
+    return DataLoader(loader.dataset, batch_sampler=[each for each in chosen if each], **options)
 
 
 def _can_be_read_once(data: Iterable[Any]) -> bool:
@@ -215,18 +235,27 @@ class Split:
         return own and content_key(own, self.held_out, str(self.share), self.size)
 
     def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self.batches, Batches) and self.size and (own := _of_rows(self.batches.data, self._rows)):
+            if self.held_out and (first := first_of(self.batches)):
+                self._warn_of_changes(first)
+            yield from Batches(own, self.batches.model)
+            return
         for number, batch in zip(count(self.first, self.step), self.batches, strict=False):
-            if number == 0 and self.held_out and content_key(batch[0]) != self.key:
-                log.warning(
-                    "the data differ from pass to pass: what is held out in one may be seen in another. Give a loader "
-                    "with a fixed order and without random augmentation, or a list of batches"
-                )
+            if number == 0 and self.held_out:
+                self._warn_of_changes(batch)
             if self.size is None:
                 if self._includes(number):
                     yield batch
-            elif rows := [row for row in range(batch_size(batch[0])) if self._includes(number * self.size + row)]:
+            elif rows := self._rows(number, batch_size(batch[0])):
                 is_whole = len(rows) == batch_size(batch[0])
                 yield batch if is_whole else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
+
+    def _warn_of_changes(self, first: Batch) -> None:
+        if content_key(first[0]) != self.key:
+            log.warning(
+                "the data differ from pass to pass: what is held out in one may be seen in another. Give a loader "
+                "with a fixed order and without random augmentation, or a list of batches"
+            )
 
     def __length_hint__(self) -> int:
         return length_hint(self.batches)
@@ -234,6 +263,11 @@ class Split:
     def shard(self, rank: int, size: int) -> "Split":
         """Share of process `rank`."""
         return replace(self, batches=share(self.batches, rank, size), first=rank, step=size)
+
+    def _rows(self, number: int, size: int) -> list[int]:
+        """Rows of the batch with a number and a size."""
+        assert self.size
+        return [row for row in range(size) if self._includes(number * self.size + row)]
 
     def _includes(self, number: int) -> bool:
         is_held_out = (number + 1) * self.share // 1 > number * self.share // 1

@@ -9,6 +9,7 @@ import facts
 from facts.calibration.data import as_batches
 from facts.moments import InputSum
 from facts.moments.losses import SampledLabels, summed_cross_entropy
+from tests.devices.pretended import pretended_cuda
 from tests.networks import image_batches, make_causal_lm, make_model
 
 TOKENS = torch.arange(24).reshape(3, 8)
@@ -119,6 +120,19 @@ def test_samples_that_come_without_batches(model, make):
     batches = as_batches(make(images, labels), model)
     assert [len(part) for part, _ in batches] == [64, 6]
     assert torch.cat([part for part, _ in batches]).equal(images)
+
+
+def test_workers_and_pinned_memory_feed_a_gpu(model):
+    data = TensorDataset(torch.zeros(70, 3, 8, 8), torch.zeros(70))
+    loaders = [as_batches(data, model).data]
+    with pretended_cuda():
+        model = model.to("cuda")
+        loaders += [as_batches(each, model).data for each in (data, TensorDataset(*(x.to("cuda") for x in data[:])))]
+    assert (
+        [loader.pin_memory for loader in loaders]
+        == [bool(each.num_workers) for each in loaders]
+        == [False, True, False]
+    )
 
 
 def test_a_loader_that_shuffles_gives_the_same_batches_in_every_pass_and_process():

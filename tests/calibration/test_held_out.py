@@ -58,6 +58,30 @@ def test_each_process_finds_the_same_samples():
         assert sorted(alone) == sorted(images.sum().item() for share in shares for images, _ in share)
 
 
+class Counted(TensorDataset):
+    """Counts the samples that are read."""
+
+    num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
+class Whole(DataLoader):
+    """A loader of which whole batches are read."""
+
+
+def test_of_a_plain_loader_only_the_rows_of_a_part_are_read():
+    data = Counted(*image_batches([70])[0])
+    for part, same, others in zip(parts(DataLoader(data, 16)), parts(Whole(data, 16)), (0, 16), strict=True):
+        data.num_read = 0
+        batches = list(part)
+        assert data.num_read == sum(len(images) for images, _ in batches) + others  # held-out ones are checked
+        for batch, expected in zip(batches, same, strict=True):
+            assert all(ours.equal(theirs) for ours, theirs in zip(batch, expected, strict=True))
+
+
 def test_batches_that_cannot_be_divided_are_held_out_whole():
     data = [(torch.randn(16, 3), [{"boxes": torch.randn(number, 4)}]) for number in range(9)]
     rest, held_out = parts(data)
