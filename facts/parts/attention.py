@@ -24,6 +24,9 @@ from facts.parts.base import Found, Kind, Part, Unit, centred_inputs, computes_t
 
 NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation or a norm"
 
+NEAR_SINGULAR = 1e-6  # of a Cholesky factor's diagonal: its square is far from float64's rounding
+NEWTON_STEPS = 10  # enough for condition numbers of 1e6 and more
+
 # Names of the projections and settings in timm, PyTorch (as `LinearAttention`), and transformers.
 INPUTS = (("qkv",), ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 OUTPUT = ("proj", "out_proj", "o_proj")
@@ -143,9 +146,24 @@ def polar(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Polar factors `R [..., d, d]` and `Q [..., d, D]` with R Q = `rows`.
 
     The rows of Q are orthonormal, and as close as possible to the given ones. If d exceeds D, R and Q have rank D.
+    By Cholesky-QR, twice, and Newton's iteration (Higham, 1986), which take all matrices at once on a GPU; by SVD if a
+    matrix is close to singular.
     """
-    u, s, vh = torch.linalg.svd(rows.double(), full_matrices=False)
-    return ((u * s[..., None, :]) @ u.mT).to(rows), (u @ vh).to(rows)
+    exact = rows.double()
+    first, failed = torch.linalg.cholesky_ex(exact @ exact.mT)
+    sizes = first.diagonal(dim1=-2, dim2=-1)
+    if not ((failed == 0) & (sizes.amin(dim=-1) > NEAR_SINGULAR * sizes.amax(dim=-1))).all():
+        u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+        return ((u * s[..., None, :]) @ u.mT).to(rows), (u @ vh).to(rows)
+    basis = torch.linalg.solve_triangular(first, exact, upper=False)
+    second, _ = torch.linalg.cholesky_ex(basis @ basis.mT)
+    basis, square = torch.linalg.solve_triangular(second, basis, upper=False), first @ second
+    rotation = square
+    for _ in range(NEWTON_STEPS):
+        inverse = torch.linalg.inv_ex(rotation).inverse.mT
+        scale = (torch.linalg.matrix_norm(inverse) / torch.linalg.matrix_norm(rotation)).sqrt()[..., None, None]
+        rotation = (rotation * scale + inverse / scale) / 2
+    return (square @ rotation.mT).to(rows), (rotation @ basis).to(rows)
 
 
 def score_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
