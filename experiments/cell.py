@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.config import as_json, checked, instantiate
+from experiments.config import as_json, checked, instantiate, plain
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis.base import Analysis
@@ -107,6 +107,11 @@ class Cell:
         return content_key(self.identity, self.model_hash, self.data_hash)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration for records: resolved, with the recipes of its own profile alone."""
+        return without_others(plain(self.config), self.config.profile.name)
+
+    @property
     def words(self) -> str:
         """The cell in words: its network, method and ratio, and any later steps."""
         names: dict[type, str] = {
@@ -180,6 +185,14 @@ class Cell:
 def is_packaged(kind: type) -> bool:
     """Whether a method is one of these packages', and not a user's."""
     return kind.__module__.partition(".")[0] in ("facts", "experiments")
+
+
+def without_others(node: Any, profile: str) -> Any:
+    """Leave the other profiles' recipes out of a configuration."""
+    if not isinstance(node, dict):
+        return node
+    others = {*PROFILES} - {profile} if "paper" in node else ()
+    return {name: without_others(value, profile) for name, value in node.items() if name not in others}
 
 
 def results_folder(config: DictConfig) -> Path:

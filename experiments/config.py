@@ -82,10 +82,11 @@ class Hardware:
 
 @dataclass
 class Tracking:
-    """`group` is the name under which W&B shows the runs, by default a sweep's overrides."""
+    """`group` is the name under which W&B shows the runs, by default a sweep's overrides; `entity` a user or a team."""
 
     mode: str = MISSING
     project: str = "facts"
+    entity: str | None = None
     group: str | None = None
 
 
@@ -98,9 +99,9 @@ class Experiment:
     that profile: an experiment without it is not for that profile, one with all its columns there is only for it. An
     ablation has a row for each of the `axis_values` of its `axis`, a field or a list of fields; `option` is its file if
     the command line names it. `seeds` is the number of draws of the calibration sample, the search sample and sampled
-    labels behind each value. `properties` are attributes of the estimators, with their titles, that the table shows.
-    With `by_device`, rows of other devices follow. `not_applicable` holds, by row and column, the reasons why cells are
-    left out.
+    labels behind each value in mini; elsewhere it is one, unless the command line says otherwise. `properties` are
+    attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of other devices
+    follow. `not_applicable` holds, by row and column, the reasons why cells are left out.
     """
 
     name: str = MISSING

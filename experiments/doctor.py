@@ -69,7 +69,7 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
     columns = [[cell.known_config for cell in column] for column in by_data(cells)]
     columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
     on_device, on_disk = needs_of(columns)
-    yield memory(on_gpu and torch.cuda.is_available(), on_device)
+    yield memory(on_gpu and torch.cuda.is_available(), on_device, config.profile.name)
     yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
 
 
@@ -153,7 +153,7 @@ def sources(name: str, recipe: Recipe) -> str:
     return f". It is not published: {training}"
 
 
-def memory(on_gpu: bool, needed: int) -> Finding:
+def memory(on_gpu: bool, needed: int, profile: str) -> Finding:
     """Compare free memory, if it is known, with what the largest network needs."""
     meminfo = Path("/proc/meminfo")  # on Linux
     lines = meminfo.read_text().splitlines() if meminfo.exists() else []
@@ -162,7 +162,7 @@ def memory(on_gpu: bool, needed: int) -> Finding:
     detail = f"{decimal(free)} free, about {decimal(needed)} needed"
     if needed < free:
         return Finding("memory", "fine", detail)
-    advice = "lower task.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
+    advice = f"lower task.{profile}.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
     return Finding("memory", "warning", detail, advice)
 
 

@@ -39,7 +39,7 @@ from facts.estimators import Estimator
 
 log = logging.getLogger(__name__)
 
-MAIN = "paper"  # the collection that runs by default
+MAIN = "main"  # the collection that runs by default
 NETWORK = ("model", "stages")  # stages name files by the model
 METHOD = ("estimator", "search", "analysis", "pruning", "finetuning")
 EXPERIMENT = TypeAdapter(Experiment)
@@ -152,7 +152,8 @@ def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
 def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
     """Yield the experiments of `experiment=`, each with `seeds=` draws if that is given."""
     for experiment in named_experiments(config):
-        experiment.seeds = experiment.seeds if config.seeds is None else config.seeds
+        own = experiment.seeds if config.profile.name == "mini" else 1
+        experiment.seeds = own if config.seeds is None else config.seeds
         if experiment.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {experiment.seeds}")
         yield experiment
@@ -326,7 +327,7 @@ def ablation_of(config: DictConfig) -> Experiment:
         raise ValueError(f"experiment.name={experiment.name} is another table, which this one would overwrite")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)
-    experiment.title = experiment.title or f"Ablation of {', '.join(fields)}"
+    experiment.title = experiment.title or f"Ablation of {', '.join(fields)}{at_ratios(fields, columns)}"
     defaults = ", ".join(f"{field}={default_of(field, columns)}" for field in fields)
     made = [f"Made with {' '.join(choices)}."] if choices else []
     experiment.notes = [*experiment.notes, f"Default: {defaults}.", *made]
@@ -356,6 +357,14 @@ def name_of(parts: list[str]) -> str:
     line = "_".join(["ablation", *parts])
     name = re.sub(r"[^\w-]+", "-", line)
     return name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}_{crc32(line.encode()):08x}"
+
+
+def at_ratios(fields: list[str], columns: dict[str, DictConfig]) -> str:
+    """Write the columns' ratios as the end of a title; nothing if the ratio is an axis."""
+    shares = {title: f"{100 * config.ratio:g} %" for title, config in columns.items()}
+    if len({*shares.values()}) > 1:
+        shares = {title: f"{share} ({title})" for title, share in shares.items()}
+    return "" if "ratio" in fields else f", at {' and '.join(dict.fromkeys(shares.values()))}"
 
 
 def default_of(field: str, columns: dict[str, DictConfig]) -> str:

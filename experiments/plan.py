@@ -1,4 +1,4 @@
-"""Remaining work (`experiments.reproduce plan=true`): the state of each cell, and the resources that it needs."""
+"""Remaining work (`experiments.reproduce plan=true`), each cell's state and needs; and what a sweep has done."""
 
 import json
 from collections import defaultdict
@@ -12,6 +12,8 @@ from statistics import median
 from typing import Any
 
 import torch
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.filesize import decimal
@@ -21,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from experiments.cell import Cell, results_folder
-from experiments.config import Experiment, as_json, instantiate
+from experiments.config import Experiment, as_json, composed, instantiate
 from experiments.grid import GridCell, by_data
 from experiments.record import Record, published_records, read_records
 from facts.cost.count import count_params, meta_input
@@ -64,6 +66,22 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
         console.print(f"{num_blocked:,} cells are blocked: python -m experiments.doctor says why.")
     if left or not num_blocked:
         console.print(table if left else "Nothing is left to do.")
+
+
+def show_sweep(overrides: list[str], console: Console) -> None:
+    """Print the runs of a sweep by what varies, each with its metrics, and the folder of their records."""
+    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), None)
+    cells = [Cell.of(composed(*job, "hardware.device=cpu")) for job in jobs]  # here may be no GPU
+    known = {folder: latest_records(folder) for folder in dict.fromkeys(cell.records for cell in cells)}
+    records = [recorded(cell, known[cell.records]) for cell in cells]
+    metrics = dict.fromkeys(chain.from_iterable(record.metrics for record in records if record))
+    table = Table("", *metrics, title=f"{len(jobs)} runs")
+    for job, record in zip(jobs, records, strict=True):
+        own = [override for override in job if not all(override in other for other in jobs)]
+        values = {metric: f"{value:.4g}" for metric, value in (record.metrics if record else {}).items()}
+        table.add_row(" ".join(own), *(values.get(metric, "") for metric in metrics))
+    console.print(table)
+    console.print(f"Records: {', '.join(map(str, known))}")
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:

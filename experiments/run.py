@@ -16,6 +16,9 @@ def main(config: DictConfig) -> None:
     from experiments.runner import open_cell, run_cell, started
 
     with started():
+        if config.experiment:
+            name = config.experiment.name
+            raise ValueError(f"a cell has no experiment={name}, which is a table: use experiments.reproduce for it")
         record = run_cell(open_cell(config))
     log.info("%s: %s", record.fingerprint, ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items()))
 

@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
@@ -93,7 +93,7 @@ def attempt(cell: Cell, number: int) -> Record:
     base = Record(
         fingerprint=cell.fingerprint,
         status="failed",
-        config=cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)),
+        config=cell.settings,
         identity=cell.identity,
         model_hash=cell.model_hash,
         data_hash=cell.data_hash,

@@ -5,6 +5,7 @@ Here are those of accuracy and speed: against a choice of a method, cost or time
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields
 from itertools import cycle
 from pathlib import Path
@@ -17,6 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.transforms import offset_copy
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
@@ -55,9 +57,10 @@ logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every gly
 
 CHARACTERS_OF_LABEL = 10  # per line
 CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are rotated
+MOST_LABELS = 12  # beside each other on an axis
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
-BESIDE = 0.1  # distance between curves at one value, so that error bars do not hide each other
+BESIDE = 2  # points between curves at one value, so that error bars do not hide each other
 PIVOTED = ", pivoted"
 COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
 CHARACTERS_PER_INCH = 15  # of a title
@@ -84,7 +87,9 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     """Plot the ranked metric of every row, one curve per column; shares of test images have standard errors."""
     metric = experiment.ranked_by
     figure, (axes,) = panels(1, 3.0, width=WIDTH / 2)
-    axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%] ± standard error")
+    places, scale = places_of([*experiment.rows])
+    axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%] ± standard error", xscale=scale)
+    axes.minorticks_off()
     values = metrics_of(records, metric).dropna()
     if values.empty:
         say(axes)
@@ -93,18 +98,30 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     values["standard_error"] = [errors.get(place, np.nan) for place in zip(values.row, values.column, strict=True)]
     for number, (column, color, marker) in enumerate(zip(experiment.columns, cycle(CURVES), cycle(MARKERS))):
         own = values[values.column == column].set_index("row").reindex(experiment.rows)
-        x = np.arange(len(own)) + BESIDE * number
-        axes.errorbar(x, own[metric], own.standard_error, marker=marker, color=color, capsize=2, label=column)
+        own = own.iloc[np.argsort(places)]
+        beside = offset_copy(axes.transData, figure, BESIDE * number, units="points")
+        style: dict[str, Any] = {"marker": marker, "color": color, "capsize": 2, "transform": beside}
+        axes.errorbar(np.sort(places), own[metric], own.standard_error, label=column, **style)
     if errors:
         low, high = axes.get_ylim()
         room = max(0, LEAST_SPAN - (high - low)) / 2
         axes.set_ylim(low - room, high + room)
     labels = [fill(row, CHARACTERS_OF_LABEL, break_long_words=False) for row in experiment.rows]
     widest = max(len(line) for label in labels for line in label.splitlines())
-    axes.set_xticks(range(len(labels)), labels, **(TURNED if widest * len(labels) > CHARACTERS_OF_AXIS else {}))
+    axes.set_xticks(places, labels, **(TURNED if widest * len(labels) > CHARACTERS_OF_AXIS else {}))
     axes.margins(x=0.08)
     share_legend(figure, len(experiment.columns))
     return figure, values
+
+
+def places_of(rows: list[str]) -> tuple[np.ndarray, str]:
+    """Find the places of rows on an axis, and its scale: their values, if they are numbers with room for labels."""
+    with suppress(ValueError):
+        values = np.array([*map(float, rows)])
+        for scale, spread in (("linear", values), ("log", np.log(values.clip(min=1e-300)))):
+            if np.isfinite(spread).all() and (np.diff(np.sort(spread)) >= np.ptp(spread) / MOST_LABELS).all():
+                return values, scale
+    return np.arange(len(rows)), "linear"
 
 
 def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:

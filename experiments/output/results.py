@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.config import Experiment, composed
+from experiments.config import CONF, Experiment, composed, plain
 from experiments.grid import GridCell, every_experiment
 from experiments.output.figures import draw_figure
 from experiments.output.report import write_report
@@ -34,8 +34,13 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
     """Draw the figure of the experiment's first draw, write and print its table, and log all files to W&B."""
     if experiment.by_device:
         grid = grid + rows_of_other_devices(experiment, grid, folder)
-    first = [cell for cell in grid if not cell.draw]
-    with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
+    first, settings, profile = [cell for cell in grid if not cell.draw], plain(experiment), config.profile.name
+    if not Path(CONF, "experiment", f"{experiment.name}.yaml").exists():  # the report reads it here
+        with replacing(folder / "tables" / f"{experiment.name}.yaml") as path:
+            OmegaConf.save(OmegaConf.create(settings), path)
+    about = {"name": f"{experiment.name} · {profile}", "tags": [experiment.name, profile], "group": experiment.name}
+    settings = {"profile": profile, "experiment": settings}
+    with tracked(config.tracking, folder, f"result-{profile}-{experiment.name}", config=settings, **about) as track:
         if experiment.figure:
             path = draw_figure(experiment, first, folder / "figures")
             track(lambda run: log_figure(run, path))
@@ -57,16 +62,20 @@ def update_report(folder: Path, console: Console) -> None:
     hashes = {str(path.relative_to(folder)): content_key(path.read_bytes()) for path in shown}
     seen = folder / "cache" / "report.json"
     before = json.loads(seen.read_text()) if seen.exists() and (folder / "report.html").exists() else {}
-    if changed := {Path(name).stem for name in hashes if hashes[name] != before.get(name)}:
-        console.print(f"changed tables and figures: {len(changed)}; rewriting the report")
+    if hashes != before:
+        console.print("rewriting the report")
         report_on_all(folder)
         with replacing(seen) as path:
             path.write_text(json.dumps(hashes))
 
 
 def report_on_all(folder: Path) -> None:
-    """Write the report on every experiment from the files in `folder`."""
+    """Write the report on every experiment from the files in `folder`, those of your own among them."""
     experiments = every_experiment()
+    known = {experiment.name for experiment in experiments}
+    paths = [path for path in sorted((folder / "tables").glob("*.yaml")) if path.stem not in known]
+    own: list[Any] = [OmegaConf.merge(Experiment, OmegaConf.load(path)) for path in paths]
+    experiments += own
     properties = {}
     for experiment in experiments:
         if experiment.properties:

@@ -46,6 +46,7 @@ def _start(tracking: Tracking, folder: Path, run_id: str, init: dict[str, Any]) 
     settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30)
     return wandb.init(
         project=tracking.project,
+        entity=tracking.entity,
         mode=tracking.mode,  # type: ignore[arg-type]  # W&B checks it
         dir=str(folder),
         id=run_id,
@@ -78,7 +79,7 @@ def log_record(run: Any, record: "Record") -> None:
 
 
 class GroupRuns(Callback):
-    """Name the group of a sweep after its overrides. A restarted sweep joins its earlier runs."""
+    """Name the group of a sweep after its overrides, so that a restarted one joins it; show its runs at its end."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         overrides = config.hydra.overrides
@@ -86,6 +87,14 @@ class GroupRuns(Callback):
             return  # the cells of tables are grouped by experiment
         # Hydra applies these in every job, before the job's own overrides, which may include `tracking.group`.
         overrides.hydra.append(f"tracking.group='{group_of(overrides.task)}'")
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if kwargs["config_name"] == "run":
+            from rich.console import Console
+
+            from experiments.plan import show_sweep
+
+            show_sweep(config.hydra.overrides.task, Console())
 
 
 def group_of(overrides: list[str]) -> str:

@@ -1,5 +1,7 @@
 """Ablations: any field of a configuration as the rows of a table."""
 
+from functools import partial
+
 import pandas as pd
 import pytest
 from hydra import compose
@@ -7,16 +9,17 @@ from hydra.core.hydra_config import HydraConfig
 
 from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.reproduce import main as reproduce
+from tests.docs.test_results import committed
 
 SHRINKAGE = ["axis=estimator.shrinkage_row", "values=[0,0.3]"]
 
 
 @pytest.fixture
-def ablation(composing, monkeypatch):
-    """A function that makes the ablation of an axis, its values and other overrides."""
+def chosen(composing, monkeypatch):
+    """A function that makes the experiment of a command's overrides."""
 
     def make(*overrides: str):
-        config = compose("reproduce", ["experiment=ablation", *overrides], return_hydra_config=True)
+        config = compose("reproduce", [*overrides], return_hydra_config=True)
         monkeypatch.setattr(HydraConfig, "get", lambda: config.hydra)
         (experiment,) = chosen_experiments(config)
         return experiment
@@ -25,10 +28,17 @@ def ablation(composing, monkeypatch):
         yield make
 
 
+@pytest.fixture
+def ablation(chosen):
+    """A function that makes the ablation of an axis, its values and other overrides."""
+    return partial(chosen, "experiment=ablation")
+
+
 def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     experiment = ablation(*SHRINKAGE, "search=cors")
     assert experiment.name == "ablation_estimator_shrinkage_row_0_0-3_search-cors"
     assert experiment.axis_title == "estimator.shrinkage_row"
+    assert experiment.title == "Ablation of estimator.shrinkage_row, at 50 % (DeiT-B) and 60 % (Swin-B)"
     assert experiment.rows == {"0": ["estimator.shrinkage_row=0"], "0.3": ["estimator.shrinkage_row=0.3"]}
     assert list(experiment.notes) == ["Default: estimator.shrinkage_row=null.", "Made with search=cors."]
     grid = grid_of(experiment)
@@ -37,6 +47,7 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     for cell in grid:
         assert cell.config.search._target_ == "facts.search.CoRS"
         assert cell.config.experiment.name == cell.experiment == experiment.name
+    assert ablation("axis=ratio", "values=[0.5]").title == "Ablation of ratio"
 
 
 def test_draws_follow_the_seed_and_share_no_data_pass(ablation):
@@ -47,6 +58,14 @@ def test_draws_follow_the_seed_and_share_no_data_pass(ablation):
     assert {(cell.column, cell.config.model.name) for cell in grid} == {("DeiT-S", "deit_s")}
     with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
         ablation(*SHRINKAGE, "seeds=0")
+
+
+def test_the_main_tables_have_three_draws_in_mini_and_one_at_full_scale(chosen):
+    """A run of `make reproduce` would otherwise replace the README's means by one draw."""
+    for name in ("classification_40", "classification_50", "classification_60"):
+        draws = [chosen(f"experiment={name}", *given).seeds for given in ([], ["profile=paper"], ["seeds=2"])]
+        assert draws == [3, 1, 2]
+        assert committed(f"results/mini/tables/{name}.csv").deviation.notna().any()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +130,7 @@ def test_an_axis_or_a_value_that_cannot_be_is_refused_in_one_line(ablation, over
 
 @pytest.mark.system
 def test_a_table_and_a_plot_of_a_field(command, monkeypatch, tmp_path):
-    monkeypatch.setattr("experiments.reproduce.update_report", lambda *_: None)
+    monkeypatch.setattr("experiments.output.results.every_experiment", list)
     small = ["model=deit_s", "model.mini.weights=random", "task.mini.num_calibration=64"]
     command(reproduce, "experiment=ablation", *SHRINKAGE, *small, "experiment.name=mine", "workers=1")
     table = pd.read_csv(tmp_path / "mini/tables/mine.csv", dtype={"row": str})
@@ -119,6 +138,7 @@ def test_a_table_and_a_plot_of_a_field(command, monkeypatch, tmp_path):
     assert cells[["row", "column", "status"]].to_numpy().tolist() == [[row, "DeiT-S", "done"] for row in ("0", "0.3")]
     assert cells.fingerprint.nunique() == 2
     text = (tmp_path / "mini/tables/mine.md").read_text()
-    assert text.startswith("# Ablation of estimator.shrinkage_row\n")
+    assert text.startswith("# Ablation of estimator.shrinkage_row, at 50 %\n")
     assert "- Default: estimator.shrinkage_row=null.\n" in text
     assert (tmp_path / "mini/figures/mine.png").exists()
+    assert '<table id="table-mine">' in (tmp_path / "mini/report.html").read_text()

@@ -67,7 +67,7 @@ def known():
 OF_PHOTOS = ("encoders", "int8", "unit_defaults")  # alone
 
 
-@pytest.mark.parametrize("name", sorted({*options("experiment")} - {"ablation", "all", "paper", *OF_PHOTOS}))
+@pytest.mark.parametrize("name", sorted({*options("experiment")} - {"ablation", "all", "main", "paper", *OF_PHOTOS}))
 def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_does(cell_config, known, name):
     experiment = with_rows(cell_config(f"experiment={name}").experiment)
     column = [*experiment.overrides, *next(iter(experiment.columns.values())), *experiment.mini]
@@ -89,6 +89,11 @@ def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_d
     assert experiment.figure or experiment.metrics
     assert all(isinstance(note, str) for note in experiment.notes)  # with a colon, YAML reads a mapping
     assert not experiment.figure or experiment.figure in DRAWINGS
+
+
+def test_the_main_job_has_its_earlier_name_too(cell_config):
+    main, paper = (cell_config(f"experiment={name}").experiment for name in ("main", "paper"))
+    assert main.experiments == paper.experiments and "classification_50" in main.experiments
 
 
 def test_every_file_of_the_papers_numbers_belongs_to_an_experiment_and_has_each_once():

@@ -89,6 +89,25 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     assert np.ptp(figure.axes[0].get_ylim()) >= 5 and figure.axes[0].get_legend() is None and figure.legends
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected", "scale"),
+    [
+        (["0.1", "0.3", "0.9", "1.0"], [0.1, 0.3, 0.9, 1.0], "linear"),
+        (["100", "1", "10000"], [100, 1, 10000], "log"),
+        (["0", "0.001", "1"], [0, 1, 2], "linear"),  # no room for labels, and no logarithm of zero
+        (["none", "0.1", "1"], [0, 1, 2], "linear"),
+    ],
+)
+def test_values_of_an_axis_lie_where_they_belong(rows, expected, scale):
+    records = {row: judged(180 + number, 0) for number, row in enumerate(rows)}
+    figure, _ = ablation(drawing("ablation", *rows), {(row, "Net"): record for row, record in records.items()})
+    (axes,) = figure.axes
+    assert axes.get_xticks().tolist() == expected and axes.get_xscale() == scale
+    assert [label.get_text() for label in axes.get_xticklabels()] == rows
+    heights = dict(zip(expected, (records[row].metrics["top1"] for row in rows), strict=True))
+    assert axes.lines[0].get_xydata().tolist() == [[place, heights[place]] for place in sorted(expected)]
+
+
 def judged(num_right: int, minutes: float, size: int = 200) -> Record:
     """The first so many of the test images are right."""
     right = torch.arange(size) < num_right

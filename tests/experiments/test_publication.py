@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import wandb
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from experiments.config import Tracking
@@ -17,7 +18,7 @@ from tests.records import demo
 
 pytestmark = pytest.mark.system
 
-EXPERIMENT = demo(axis_title="Ratio", figure="ablation", rows={"a": [], "b": [], "c": []})
+EXPERIMENT = OmegaConf.structured(demo(axis_title="Ratio", figure="ablation", rows={"a": [], "b": [], "c": []}))
 
 
 def test_an_offline_run_keeps_it_with_the_results(cell_config, tmp_path, caplog, monkeypatch):
@@ -26,9 +27,15 @@ def test_an_offline_run_keeps_it_with_the_results(cell_config, tmp_path, caplog,
     record = run_cell(open_cell(config))
     places = [GridCell("demo", "a", "Net", config, "done", record), GridCell("demo", "b", "Net", config, "failed")]
     places.append(GridCell("demo", "c", "Net", None))
-    shown = SimpleNamespace(tracking=Tracking(mode="offline"), profile=SimpleNamespace(comparable=False))
+    shown = SimpleNamespace(tracking=Tracking(mode="offline"), profile=SimpleNamespace(name="mini", comparable=False))
     artifacts: list[wandb.Artifact] = []
-    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log_artifact", lambda run, artifact: artifacts.append(artifact))
+    settings: dict = {}
+
+    def log_artifact(run, artifact):
+        artifacts.append(artifact)
+        settings.update(run.config, tags=run.tags)
+
+    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log_artifact", log_artifact)
     show(EXPERIMENT, places, tmp_path / "results/mini", shown, Console(file=StringIO()))
     assert "W&B could not" not in caplog.text
     (run,) = (tmp_path / "results/mini/wandb").glob("offline-run-*")
@@ -36,12 +43,15 @@ def test_an_offline_run_keeps_it_with_the_results(cell_config, tmp_path, caplog,
     assert (artifact.name, artifact.type) == ("demo-mini", "report")
     assert artifact.metadata["cells"] == {"done": 1, "failed": 1, "missing": 1}
     assert artifact.manifest.entries.keys() == {
-        *(f"tables/demo.{suffix}" for suffix in ("csv", "jsonl", "md", "tex")),
+        *(f"tables/demo.{suffix}" for suffix in ("csv", "jsonl", "md", "tex", "yaml")),
         *(f"figures/demo.{suffix}" for suffix in ("csv", "pdf", "png")),
         f"records/{record.fingerprint}.json",
         "plans.csv",
     }
     assert (run / "report/tables/demo.csv").exists()
+    assert run.name.endswith("-result-mini-demo")
+    assert settings["tags"] == ("demo", "mini") and settings["profile"] == "mini"
+    assert settings["experiment"]["rows"] == {"a": [], "b": [], "c": []}
     plans = pd.read_csv(run / "report/plans.csv")
     assert dict(zip(plans.layer, plans["rank"], strict=True)) == record.plan
     (table,) = (json.loads(path.read_text()) for path in run.glob("files/media/table/*.json"))

@@ -69,7 +69,7 @@ def test_a_table_of_nothing_or_over_another_is_refused_before_any_work(right, wr
 
 @pytest.mark.attack
 def test_a_broken_table_does_not_cost_the_others_their_report(tmp_path, caplog):
-    files = {"good": GOOD.replace("mine", "good"), "bad": GOOD, "paper": "name: paper\nexperiments: [good]"}
+    files = {"good": GOOD.replace("mine", "good"), "bad": GOOD, "main": "name: main\nexperiments: [good]"}
     (tmp_path / "experiment").mkdir()
     (tmp_path / "run.yaml").write_text("defaults: [schema, _self_, experiment: null]")
     for name, text in files.items():

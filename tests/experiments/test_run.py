@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import asdict
 
@@ -9,8 +10,10 @@ import pytest
 
 import experiments.methods
 import experiments.runner
+from experiments.cell import Cell
 from experiments.mini import CHECKPOINTS
 from experiments.record import read_record, read_records, write_record
+from experiments.run import main
 from experiments.runner import open_cell, run_cell
 from tests.records import make_record, make_summary
 
@@ -118,6 +121,25 @@ def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
 def test_what_is_not_there_is_named(cell_config, overrides, message):
     with pytest.raises((ValueError, OSError), match=message):
         run_cell(open_cell(cell_config(*overrides)))
+
+
+def test_a_record_has_the_recipes_of_its_own_profile(cell_config):
+    settings = Cell.of(cell_config("finetuning=recovery", "search=cors_fisher", "seed=3")).settings
+    for group in ("model", "task", "finetuning"):
+        assert "mini" in settings[group] and not {"paper", "photos"} & settings[group].keys()
+    assert settings["search"]["seed"] == settings["task"]["mini"]["seed"] == 3
+
+
+def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(command, tmp_path, monkeypatch):
+    small = ["model.mini.weights=random", "task.mini.num_calibration=64"]
+    printed = command(main, "-m", "estimator=pela", "ratio=0.4,0.5", *small)
+    top1 = {record.config["ratio"]: record.metrics["top1"] for record in read_records(tmp_path / "mini/records")}
+    for ratio in (0.4, 0.5):
+        assert re.search(rf"ratio={ratio} +│ +{top1[ratio]:.4g} ", printed)
+    assert f"Records: {tmp_path / 'mini/records'}" in printed
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit, match=r"a cell has no experiment=llm, which is a table: use experiments\.reproduce"):
+        command(main, "experiment=llm")
 
 
 @pytest.mark.system

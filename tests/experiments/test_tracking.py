@@ -32,7 +32,7 @@ def runs(monkeypatch) -> list[Run]:
 
 @pytest.fixture
 def offline(cell_config):
-    return cell_config("estimator=pela", "tracking=offline")
+    return cell_config("estimator=pela", "tracking=offline", "tracking.entity=my-team")
 
 
 def test_a_run_holds_config_metrics_plan_and_a_history_of_stages(offline, runs):
@@ -41,6 +41,7 @@ def test_a_run_holds_config_metrics_plan_and_a_history_of_stages(offline, runs):
     assert (run.start["id"], run.start["name"]) == (f"{record.fingerprint}-1", "deit_b · pela · uniform · 0.5")
     assert list(run.start["tags"]) == ["deit_b", "pela", "uniform", "0.5"] and not run.start["group"]
     assert "facts.estimators.PELA" in str(run.start["config"]) and run.exit_code == 0
+    assert (run.start["project"], run.start["entity"]) == ("facts", "my-team")
     assert record.metrics.items() <= run.summary.items()
     assert {f"seconds/{stage}": seconds for stage, seconds in record.seconds.items()}.items() <= run.summary.items()
     *stages, plan = run.history
