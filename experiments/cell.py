@@ -12,7 +12,7 @@ from torch import nn
 
 from experiments.config import as_json, checked, instantiate, plain
 from experiments.methods import Method, method_of
-from experiments.record import Record, machine, read_record
+from experiments.record import MINUTES, Record, machine, read_record
 from facts.analysis.base import Analysis
 from facts.calibration.calibration import Calibration, Execution
 from facts.calibration.prepare import prepare
@@ -155,9 +155,15 @@ class Cell:
 
     @property
     def is_timed_throughout(self) -> bool:
-        """Whether anything besides an analysis of the finished network is timed."""
+        """Whether the result depends on time besides that of an analysis of the finished network."""
         by_clock = self.finetuning and self.finetuning.minutes is not None
         return bool(by_clock or self.method.depends_on_device)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other cell may run beside it: its result depends on time, or its table shows its minutes."""
+        experiment = self.config.experiment
+        return self.is_timed_throughout or bool(experiment and {*MINUTES} & {*experiment.metrics})
 
     @property
     def folder(self) -> Path:

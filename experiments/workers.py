@@ -70,7 +70,7 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
     cell = None
     try:
         cell = open_cell(grid_cell.known_config)
-        with alone() if cell.is_timed_throughout else nullcontext():
+        with alone() if cell.runs_alone else nullcontext():
             grid_cell.record, grid_cell.status = run_cell(cell, wait), "done"
     except HeldElsewhere:
         return False

@@ -123,6 +123,14 @@ def test_what_is_not_there_is_named(cell_config, overrides, message):
         run_cell(open_cell(cell_config(*overrides)))
 
 
+def test_cells_whose_tables_show_minutes_run_alone_and_are_the_same_cells(cell_config):
+    plain, shown, timed = (
+        Cell.of(cell_config(*given)) for given in ([], ["experiment=classification_50"], ["experiment=contributions"])
+    )
+    assert [cell.runs_alone for cell in (plain, shown, timed)] == [False, False, True]
+    assert plain.identity == shown.identity == timed.identity
+
+
 def test_a_record_has_the_recipes_of_its_own_profile(cell_config):
     settings = Cell.of(cell_config("finetuning=recovery", "search=cors_fisher", "seed=3")).settings
     for group in ("model", "task", "finetuning"):
