@@ -18,7 +18,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.transforms import offset_copy
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
@@ -60,7 +59,7 @@ CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are ro
 MOST_LABELS = 12  # beside each other on an axis
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
-BESIDE = 2  # points between curves at one value, so that error bars do not hide each other
+BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
 PIVOTED = ", pivoted"
 COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
 CHARACTERS_PER_INCH = 15  # of a title
@@ -99,9 +98,9 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     for number, (column, color, marker) in enumerate(zip(experiment.columns, cycle(CURVES), cycle(MARKERS))):
         own = values[values.column == column].set_index("row").reindex(experiment.rows)
         own = own.iloc[np.argsort(places)]
-        beside = offset_copy(axes.transData, figure, BESIDE * number, units="points")
-        style: dict[str, Any] = {"marker": marker, "color": color, "capsize": 2, "transform": beside}
-        axes.errorbar(np.sort(places), own[metric], own.standard_error, label=column, **style)
+        x, beside = np.sort(places), BESIDE * number
+        x = x * (x[-1] / x[0]) ** beside if scale == "log" else x + (np.ptp(x) or 1) * beside
+        axes.errorbar(x, own[metric], own.standard_error, marker=marker, color=color, capsize=2, label=column)
     if errors:
         low, high = axes.get_ylim()
         room = max(0, LEAST_SPAN - (high - low)) / 2

@@ -106,6 +106,7 @@ def test_values_of_an_axis_lie_where_they_belong(rows, expected, scale):
     assert [label.get_text() for label in axes.get_xticklabels()] == rows
     heights = dict(zip(expected, (records[row].metrics["top1"] for row in rows), strict=True))
     assert axes.lines[0].get_xydata().tolist() == [[place, heights[place]] for place in sorted(expected)]
+    assert axes.get_ylim()[0] < min(heights.values()) < max(heights.values()) < axes.get_ylim()[1]
 
 
 def judged(num_right: int, minutes: float, size: int = 200) -> Record:
