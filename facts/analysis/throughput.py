@@ -74,6 +74,10 @@ class Throughput(Analysis):
 
     depends_on_device = True
 
+    @property
+    def reads_layers(self) -> bool:  # type: ignore[override]
+        return bool(self.variants)
+
     def run(self, subject: Subject) -> Findings:
         networks, missing = {"dense": subject.model}, {}
         if subject.compressed is not None:
