@@ -18,6 +18,7 @@ from torch.utils.benchmark.utils.timer import timer
 
 from facts.modules.networks import autocast, evaluating, run
 from facts.utils.options import Positive, options
+from facts.utils.progress import with_progress
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -56,9 +57,12 @@ class TimingPolicy:
 
     def times(self, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
         """Time each function in turns, with torch's current number of threads; a GPU is synchronised."""
-        for call in [*functions.values()] * self.num_warmups:
+        for call in with_progress([*functions.values()] * self.num_warmups, "warming up"):
             call()
-        turns = [{name: self._turn(call) for name, call in functions.items()} for _ in range(self.num_turns)]
+        turns = [
+            {name: self._turn(call) for name, call in functions.items()}
+            for _ in with_progress(range(self.num_turns), "timing")
+        ]
         return {name: Timing(tuple(turn[name] for turn in turns)) for name in functions}
 
     def _turn(self, call: Callable[[], Any]) -> float:

@@ -28,7 +28,7 @@ from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run
 from facts.result import CompressionResult
 from facts.utils.files import staging
 from facts.utils.options import needing
-from facts.utils.progress import silence
+from facts.utils.progress import silence, with_progress
 
 Call = Callable[[Tensor], Any]
 
@@ -325,10 +325,9 @@ def benchmark(
         raise ValueError(f"there is no runtime {unknown[0]!r} here: choose from {'; '.join(known)}")
     with TemporaryDirectory() as temporary:
         folders = {name: Path(temporary, str(number)) for number, name in enumerate(networks)}
-        calls = {
-            f"{runtime}: {name}": loaded(networks[name], runtime, batch, folder, int8)
-            for runtime, (name, folder) in product(chosen, folders.items())
-        }
+        calls = dict[str, Call]()
+        for runtime, name in with_progress(list(product(chosen, networks)), "loading in each runtime"):
+            calls[f"{runtime}: {name}"] = loaded(networks[name], runtime, batch, folders[name], int8)
         with torch.cuda.device_of(batch):
             whole, single = (
                 timing.times({key: partial(call, inputs) for key, call in calls.items()})

@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from io import StringIO
 from operator import length_hint
+from threading import Event, Thread
 from typing import Protocol, TypeVar
 
 from rich.console import Console
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READING = "reading"
-SECONDS = 30.0  # between two lines of the log
+SECONDS = 15.0  # between two lines of the log
 _END = object()
 
 _hidden = False
@@ -132,7 +134,7 @@ def stage(name: str) -> Iterator[None]:
     own.running = name
     own.show(name)
     try:
-        with timed(own.seconds, name):
+        with timed(own.seconds, name), nullcontext() if own.display else _in_lines(name):
             yield
         own.show(name, 1, 1)
     finally:
@@ -184,7 +186,7 @@ def with_progress(batches: Iterable[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Show]:
-    """Yield a function that shows how much is done: at once on a terminal, elsewhere in a line every 30 seconds."""
+    """Yield a function that shows how much is done: at once on a terminal, elsewhere in a line every 15 seconds."""
     watch = current_stopwatch()
     if watch and watch.display and watch.running:
         name = watch.running if watch.running == what else f"{watch.running}: {what}"
@@ -194,24 +196,57 @@ def progress_of(what: str) -> Iterator[Show]:
             row = display.add_task(what, total=None, note="")
             yield lambda done, total, note="": display.update(row, completed=done, total=total, note=note)
     else:
-        yield _in_lines(what)
+        with _in_lines(what) as show:
+            yield show
 
 
-def _in_lines(what: str) -> Show:
-    start = last = time.monotonic()
-    first: int | None = None  # resumed work starts above 0
+@dataclass(eq=False)
+class _Work:
+    """What is running, and how far it was when it was last shown."""
 
-    def show(done: int, total: int | None, note: str = "") -> None:
-        nonlocal last, first
-        first = done if first is None else first
-        if done > first and time.monotonic() - last >= SECONDS:
-            last = time.monotonic()
-            each = (last - start) / (done - first)
-            left = f"{timedelta(seconds=round(each * (total - done)))} left" if total else ""
-            counts = f"{what}: {done} of {total}" if total else f"{what}: {done}"
-            log.info("%s", ", ".join(filter(None, [counts, note, left])))
+    what: str
+    start: float
+    first: int | None = None
+    shown: float = 0.0
+    done: int = 0
+    total: int | None = None
+    note: str = ""
 
-    return show
+    def show(self, done: int, total: int | None, note: str = "") -> None:
+        self.first = done if self.first is None else self.first  # resumed work starts above 0
+        self.shown, self.done, self.total, self.note = time.monotonic(), done, total, note
+
+    def __str__(self) -> str:
+        now = time.monotonic()
+        time_of = f"{timedelta(seconds=round(now - self.start))} so far"
+        if self.total and self.done > (self.first or 0):
+            each = (self.shown - self.start) / (self.done - (self.first or 0))
+            left = each * (self.total - self.done) - (now - self.shown)
+            time_of = f"{timedelta(seconds=round(max(0.0, left)))} left"
+        of_total = f"{self.done} of {self.total}" if self.total else str(self.done or "")
+        return f"{self.what}: {', '.join(filter(None, [of_total, self.note, time_of]))}"
+
+
+_in_progress: list[_Work] = []  # the innermost last, which alone writes lines
+
+
+@contextmanager
+def _in_lines(what: str) -> Iterator[Show]:
+    """Log a line every `SECONDS` while the block runs, however long one step of it takes."""
+    own, is_over = _Work(what, time.monotonic()), Event()
+
+    def write() -> None:
+        while not is_over.wait(SECONDS):
+            if _in_progress[-1:] == [own]:
+                log.info("%s", own)
+
+    _in_progress.append(own)
+    Thread(target=write, daemon=True).start()
+    try:
+        yield own.show
+    finally:
+        is_over.set()
+        _in_progress.remove(own)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Progress: lines of the log where there is no terminal; seconds and reports of stages."""
 
 import itertools
+from time import sleep
 
 import pytest
 
@@ -22,15 +23,33 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     caplog.set_level("INFO")
-    clock = itertools.count(step=10)  # seconds, of which a batch takes 10 or, with a line, 20
+    monkeypatch.setattr(progress, "SECONDS", 0.05)
+
+    def lines() -> set[str]:
+        caplog.clear()
+        sleep(0.3)
+        return {*caplog.messages}
+
+    with stopwatch(), stage("search"):
+        assert lines() == {"search: 0:00:00 so far"}
+        for number in with_progress(range(8), "counting"):  # the innermost alone
+            if number in (0, 6):
+                found = {0: "counting: 0 of 8, 0:00:00 so far", 6: "counting: 6 of 8, 0:00:00 left"}[number]
+                assert lines() == {found}
+        with progress_of("work") as show:
+            show(3, None, "loss 2")
+            assert lines() == {"work: 3, loss 2, 0:00:00 so far"}
+    assert lines() == set() and capsys.readouterr().err == ""
+
+
+def test_what_is_left_follows_from_the_steps_done(monkeypatch):
+    clock = itertools.count(step=10)  # seconds at each look
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    assert list(with_progress(range(8), "counting")) == list(range(8))
-    with progress_of("work") as show:
-        for done in range(4):
-            show(done, None, f"loss {done - 1}")
-    assert capsys.readouterr().err == ""
-    lines = ["counting: 3 of 8, 0:01:07 left", "counting: 6 of 8, 0:00:27 left", "work: 3, loss 2"]
-    assert caplog.messages == lines
+    work = progress._Work("finetuning", start=-10)
+    work.show(4, 8)  # continued
+    assert str(work) == "finetuning: 4 of 8, 0:00:20 so far"
+    work.show(6, 8, "loss 2")  # 30 seconds for two
+    assert str(work) == "finetuning: 6 of 8, loss 2, 0:00:20 left"
 
 
 @pytest.fixture
