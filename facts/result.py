@@ -18,7 +18,7 @@ from facts.parts import Plan
 from facts.search.base import AllocationProblem, Search
 
 NUM_SHOWN = 3  # skipped layers that are named for each reason
-KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens"}
+KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens", "layers low-rank": "ranks"}
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,19 @@ class RecoverySummary:
     seconds: float
     seconds_before: float = 0.0
 
+    @property
+    def gained_nothing(self) -> bool:
+        """Whether no epoch came closer to the original than the start, which is what is left."""
+        return self.before is not None and self.before == self.after
+
     def __str__(self) -> str:
         earlier = f", {self.seconds_before / 60:.1f} of them in an earlier run" if self.seconds_before else ""
         taken = f"{self.seconds / 60:.1f} min" if self.seconds >= 60 else f"{self.seconds:.0f} s"
         text = f"recovered from {self.num_samples:,} samples in {taken}{earlier}"
         if self.before is None or self.after is None:
             return f"{text}; too few samples to hold some out and measure the gain"
-        if self.before == self.after:
-            return f"{text}: no epoch was better than the start, so no weight is changed; give it more time or data"
+        if self.gained_nothing:
+            return f"nothing gained from {self.num_samples:,} samples in {taken}{earlier}: no weight is changed"
         return (
             f"{text}: mean distance from the original on {self.num_held_back:,} others {self.before:.4g} before, "
             f"{self.after:.4g} after"
@@ -144,7 +149,7 @@ class Method:
 
     def kind_of(self, name: str) -> str:
         """Say what a rank in the plan does to a part."""
-        return next((kind for kind, names in KINDS_SHOWN.items() if name in getattr(self, names)), "layers low-rank")
+        return next(kind for kind, names in KINDS_SHOWN.items() if name in getattr(self, names, [name]))
 
     def __str__(self) -> str:
         words = [
@@ -194,8 +199,7 @@ class Summary:
         if quality.recovery:
             lines.append(str(quality.recovery))
         if quality.distance:
-            summed = "" if quality.predicted is None else f"; the search's sum over layers was {quality.predicted:.4g}"
-            lines.append(f"{quality.distance}{summed}")
+            lines.append(str(quality.distance))
         if self.is_far:
             lines.append(f"the outputs are far off: {self.advice}")
         seconds = [f"{stage} {seconds:.1f} s" for stage, seconds in self.method.seconds.items() if seconds >= 0.05]
@@ -263,15 +267,15 @@ class CompressionResult:
     search: Search | None = None
 
     def __repr__(self) -> str:
-        ranks, dense = defaultdict(list), 0
+        kinds = defaultdict[str, list[int | None]](list)
         for name, rank in self.plan.items():
-            if rank is None:
-                dense += 1
-            else:
-                ranks[self.summary.method.kind_of(name)].append(rank)
-        made = [f"{len(each)} {kind} (ranks {min(each)} to {max(each)})" for kind, each in ranks.items()]
-        title = f"{type(self.model).__name__}: {', '.join(made) or '0 layers low-rank'}, {dense} left dense"
-        lines = [title, "", str(self.summary)]
+            kinds[self.summary.method.kind_of(name)].append(rank)
+        made = []
+        for kind, all_ranks in kinds.items():
+            ranks = [rank for rank in all_ranks if rank is not None]
+            values = f" ({KINDS_SHOWN[kind]} {min(ranks)} to {max(ranks)})" if ranks else ""
+            made.append(f"{len(ranks)} of {len(all_ranks)} {kind}{values}")
+        lines = [f"{type(self.model).__name__}: {', '.join(made)}", "", str(self.summary)]
         alike = defaultdict(list)
         for name, reason in self.skipped.items():
             alike["compressed as layers" if name in self.plan else "left dense", reason].append(name)

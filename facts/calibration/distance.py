@@ -44,12 +44,11 @@ class Distance:
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
-        lost = "" if self.share is None else f": {self.share:.1%} of their information is lost"
+        on, far = f"on {self.num_samples:,} held-out samples", f"mean distance {self.mean:.4g}{error}"
         few = "; too few samples to tell" if self.num_samples < FEW else ""
-        return (
-            f"outputs are {self.mean:.4g}{error} from the original's, mean over {self.num_samples:,} held-out samples"
-            f"{lost}{few}"
-        )
+        if self.share is None:
+            return f"{on}, the outputs have a {far} from the original's{few}"
+        return f"{on}, the outputs lose {self.share:.1%} of the original's information ({far}){few}"
 
 
 def distance(

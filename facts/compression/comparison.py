@@ -69,18 +69,22 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
     return replace(result, summary=replace(result.summary, costs=costs))
 
 
-def rounded(result: CompressionResult, dtype: torch.dtype) -> CompressionResult:
+def rounded(result: CompressionResult, dtype: torch.dtype, original: torch.dtype | None = None) -> CompressionResult:
     """Round the weights to `dtype`. The network still computes in its own type, and is stored without further loss.
 
-    A network that already has this type is returned unchanged.
+    Weights that already have this type are left as they are. The size of the original is that in the type `original`
+    (default: `dtype`).
     """
+    if original and result.original:
+        sizes = Size.of(result.original, original), result.summary.costs.sizes[1]
+        result = replace(result, summary=replace(result.summary, costs=replace(result.summary.costs, sizes=sizes)))
     if all(tensor.dtype == dtype for tensor in result.model.parameters() if tensor.is_floating_point()):
         return result
     model = copy_with(result.model)
     for tensor in tensors_of(model).values():
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
-    sizes = Size.of(result.original or model, dtype), Size.of(model, dtype)
+    sizes = Size.of(result.original or model, original or dtype), Size.of(model, dtype)
     result, summary = replace(result, model=model), result.summary
     quality = replace(summary.quality, distance=compared(result, torch.float32))
     return replace(result, summary=replace(summary, costs=replace(summary.costs, sizes=sizes), quality=quality))

@@ -103,6 +103,11 @@ class Finetuning(Steps):
     def autocast_type(self) -> torch.dtype:
         return getattr(torch, self.precision)
 
+    @property
+    def loss_name(self) -> str:
+        """What the loss measures: its distance from the teacher is that of outputs and, by its weight, of blocks."""
+        return "distance from the original" if self.alpha == 1 else "loss on labels and distillation"
+
     def scheduler(
         self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False
     ) -> Scheduler:

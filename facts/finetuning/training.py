@@ -171,7 +171,7 @@ class _Training:
             chosen = [number for number in in_step if number in numbers]
             loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
             self.timed_from = self.timed_from or (self.state.steps, self._seconds())
-            show(self.state.steps, self.state.total_steps, f"loss {loss:.4g}")
+            show(self.state.steps, self.state.total_steps, f"{self.recipe.loss_name} {loss:.4g}")
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
                 self._validate()
@@ -271,8 +271,8 @@ class _Training:
         state.seconds_to_save = self._seconds() - state.seconds
         left = timedelta(seconds=round(state.seconds / state.steps * (state.total_steps - state.steps)))
         log.info(
-            "finetuning: step %d of %d, mean loss of epoch %d %.4g, %s left",
-            state.steps, state.total_steps, epoch + 1, self._mean_loss(epoch), left,
+            "finetuning: step %d of %d, mean %s of epoch %d %.4g, %s left",
+            state.steps, state.total_steps, self.recipe.loss_name, epoch + 1, self._mean_loss(epoch), left,
         )  # fmt: skip
 
 

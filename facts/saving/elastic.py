@@ -64,6 +64,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     curve = tuple(_curve(problem, search, found.offered)) if found.predicted is not None else ()
     plan, made = dict.fromkeys(calibration.parts), result.summary.method
     costs = Costs.of(replace(problem, bounds={}), plan, calibration.model, latency={})
+    costs = replace(costs, sizes=(result.summary.costs.sizes[0], costs.sizes[1]))  # of the original as it is stored
     repaired = {name: each.num_repaired for name, each in decompositions.items() if each.num_repaired}
     # A method without what belongs to one budget.
     method = Method(made.estimator, made.search, made.parts, made.widths, fit_bias=made.fit_bias, repaired=repaired)
@@ -132,8 +133,9 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     if share := problem.bounds.get("latency"):
         latency = {"dense": table.dense, "allowed": share * table.dense, "predicted": table.predicted(plan)}
     form = content.form if calibration.single_layers else "plain"
+    costs = Costs.of(problem, plan, model, latency)
     summary = Summary(
-        Costs.of(problem, plan, model, latency),
+        replace(costs, sizes=(dense.summary.costs.sizes[0], costs.sizes[1])),
         replace(dense.summary.method, form=form),
         Quality(predicted=solution.error if solution and content.curve else None),
     )

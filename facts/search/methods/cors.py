@@ -10,6 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
+from facts.parts import Part
 from facts.parts.base import candidate_ranks
 from facts.search.base import AllocationProblem, Ratios, SearchResult, ranks_between
 from facts.search.measured import Sensitivity
@@ -26,8 +27,9 @@ DENSE = 1.0
 class CoRS(MILPSearch):
     """Measure each layer's error at several `ratios` and interpolate it to the multiples of `rank_multiple` in between.
 
-    `points_between` instead sets the number of evenly spaced ranks between every two measured ones (paper, section
-    5.1: 20; its figure has the multiples of 8). `interpolation: none` offers only the measured ranks.
+    Parts with fewer multiples than ratios offer those of a half of it, a quarter, and so on. `points_between` instead
+    sets the number of evenly spaced ranks between every two measured ones (paper, section 5.1: 20; its figure has the
+    multiples of 8). `interpolation: none` offers only the measured ranks.
     """
 
     chooses_tokens = True
@@ -36,6 +38,9 @@ class CoRS(MILPSearch):
     ratios: Ratios = (0.1, 0.3, 0.5, 0.7, 0.9)
     points_between: Count | None = None
     interpolation: Interpolation = "windows"
+
+    def least(self, part: Part) -> int:
+        return part.least if part.shortens else part.rank_of_ratio(min(self.ratios))
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         ranks = problem.ranks_of_ratios(self.ratios)
