@@ -4,6 +4,7 @@ import ctypes
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from fnmatch import filter as matching
 from typing import Annotated, Literal
@@ -21,6 +22,8 @@ from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, TIMM, TORCHVISION, Js
 from facts.cli.pareto import pareto
 from facts.utils.version import __version__
 
+log = logging.getLogger(__name__)
+
 METHODS = {"estimators": ESTIMATORS, "searches": SEARCHES, "forms": FORMS}
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 LARGE = 4 * 2**20  # bytes
@@ -29,6 +32,10 @@ LARGE = 4 * 2**20  # bytes
 class Commands(TyperGroup):
     """Commands that print an error as one red line; with `--traceback`, in full."""
 
+    def resolve_command(self, ctx, args):
+        ctx.obj = args
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx):
         try:
             result = super().invoke(ctx)
@@ -36,6 +43,16 @@ class Commands(TyperGroup):
             return result
         except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: the caller ends silently
             raise
+        except KeyboardInterrupt:
+            command, *words = ctx.obj
+            if command not in ("compress", "pareto", "recover"):
+                kept = "nothing is kept"
+            elif any(word.startswith("--cache") for word in words):
+                kept = "the cache keeps what was finished, and the same command continues"
+            else:
+                kept = "nothing is kept: with `--cache FOLDER`, the same command would continue"
+            print(f"interrupted: {kept}", file=sys.stderr)
+            raise typer.Exit(130) from None
         except (ImportError, OSError, ValueError) as error:
             if ctx.params["traceback"]:
                 raise
@@ -108,10 +125,12 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say also what was predicted.")] = False,
 ) -> None:
     """Make a pretrained network smaller: a network, some data and a budget in, a smaller network out.
 
@@ -128,7 +147,9 @@ def main(
     return_freed_memory()
     handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
     logging.basicConfig(format="%(message)s", handlers=[handler])
-    logging.getLogger("facts").setLevel(logging.INFO)
+    logging.getLogger("facts").setLevel(logging.DEBUG if verbose else logging.INFO)
+    if "--help" not in ctx.obj:
+        log.info("loading PyTorch, which takes seconds")
 
 
 def return_freed_memory() -> None:

@@ -1,5 +1,6 @@
 """`facts compress`, `cut`, `recover` and `push`: from a network to a folder, and from one folder to the next."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,11 +9,14 @@ import typer
 from facts.cli import options
 from facts.cli.options import BUDGET, METHOD, option
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from facts.cli.inputs import Data
+    from facts.result import CompressionResult
     from facts.saving.manifest import Metrics
 
 
@@ -88,7 +92,7 @@ def compress(
     from facts.utils.files import ScratchFolder
     from facts.utils.progress import stopwatch
 
-    target_folder(out)
+    target_folder(out, keep=False)
     if elastic:
         _refuse_one_network(search, parts, recover, dtype)
     limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
@@ -101,7 +105,8 @@ def compress(
     execution = facts.Execution(getattr(torch, precision), memory, cache=kept)
     layers: dict[bool | None, Any] = {None: None, True: "all", False: "linear"}
     network = build(model, weights, num_classes, device)
-    stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else stored_type(network)
+    of_original = stored_type(network)
+    stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else of_original
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     calibration, sensitivity = batches_of(task, network, num_sensitivity)
@@ -119,21 +124,34 @@ def compress(
         result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
-    result = rounded(result, stored)
+    result = rounded(result, stored, of_original)
     print(result)
     if elastic:
         facts.save_elastic(result, out)
+        size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+        print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB. Above is one cut of it;")
+        print(f"`facts cut {out} --ratio 0.6 --out FOLDER` makes another in seconds, without data")
     else:
         facts.save_compressed(result, out, dtype=stored)  # before the evaluation, which may fail
-    print(
-        f"\nsaved to {out}" + ", in half precision: `.float()` computes with it in float32" * (stored != torch.float32)
-    )
-    if reason := nothing_to_evaluate(task, network) if evaluate else "--no-evaluate":
+        half = ", in half precision: `.float()` computes with it in float32" * (stored != torch.float32)
+        print(f"\nsaved to {out}{half}")
+    if reason := nothing_to_evaluate(task) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
-        return
-    metrics = _compared(task, network, result.model, execution.precision)
-    if not elastic:
-        write_metrics(out, metrics)
+    else:
+        try:
+            metrics = _compared(task, result, network, execution.precision)
+            if not elastic:
+                write_metrics(out, metrics)
+        except (KeyboardInterrupt, OSError, RuntimeError, ValueError) as error:  # the network is saved and complete
+            print(f"not evaluated ({str(error) or 'interrupted'}): try `facts evaluate {out} --data {data} --unseen`")
+    warn_if_nothing_gained(result)
+
+
+def warn_if_nothing_gained(result: "CompressionResult") -> None:
+    """Say last, as a warning, that a recovery left the weights as they were."""
+    course = result.summary.quality.recovery
+    if course and course.gained_nothing:
+        log.warning("recovery gained nothing, so the weights are those before it: give it more minutes or images")
 
 
 def _refuse_one_network(search: str | None, parts: str | None, *others: Any) -> None:
@@ -144,13 +162,14 @@ def _refuse_one_network(search: str | None, parts: str | None, *others: Any) -> 
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
 
 
-def _compared(task: "Data", original: "nn.Module", compressed: "nn.Module", precision: "torch.dtype") -> "Metrics":
+def _compared(task: "Data", result: "CompressionResult", original: "nn.Module", precision: "torch.dtype") -> "Metrics":
     """Measure both networks, print a table, and return the metrics of each."""
     from tabulate import tabulate
 
     from facts.cli.inputs import measured
 
-    before, after = (measured(task, each, original, precision) for each in (original, compressed))
+    both = (measured(task, each, original, precision, result.held_out) for each in (original, result.model))
+    before, after = both
     count = f"{before.pop('num_samples'):,} samples"
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]
@@ -179,7 +198,7 @@ def cut(
     from facts.saving.save import target_folder
     from facts.search.budget import DEFAULT_RATIO
 
-    target_folder(out)
+    target_folder(out, keep=False)
     if out.resolve() == Path(folder).resolve():
         raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
     if all(each is None for each in (ratio, flops, params, latency_ms)):
@@ -214,14 +233,16 @@ def recover(
         facts recover deit_half --data photos --minutes 30 --out deit_recovered
         facts recover mine_half --data photos --minutes 30 --weights mine.safetensors --out mine_recovered
 
-    With `--cache FOLDER`, the same command continues after an interruption. `facts evaluate` measures the result.
+    With `--cache FOLDER`, the same command continues after an interruption. `facts evaluate` measures the result. If
+    no epoch comes closer to the original, the folder holds the weights of before; a warning says so, and the exit
+    status is 0.
     """
     import facts
     from facts.cli.inputs import load_result, original_of, task_of
     from facts.compression.comparison import rounded
     from facts.saving.save import target_folder
 
-    target_folder(out)
+    target_folder(out, keep=False)
     result, dtype = load_result(folder)
     original = original_of(result.model, weights, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
@@ -231,6 +252,7 @@ def recover(
     print(result)
     facts.save_compressed(result, out, dtype=dtype)
     print(f"\nsaved to {out}")
+    warn_if_nothing_gained(result)
 
 
 def push(

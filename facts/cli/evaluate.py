@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -76,7 +76,7 @@ def export(
         Path,
         typer.Option(
             metavar="FILE",
-            help="The file to write: .pt2 for PyTorch, .xml for OpenVINO, else ONNX.",
+            help="The file to write: .onnx for ONNX, .xml for OpenVINO, .pt2 for PyTorch.",
             callback=options.at_home,
         ),
     ],
@@ -113,15 +113,20 @@ def export(
     from facts.saving.export import import_openvino, onnx_call, openvino_call, refuse_without_onnx
     from facts.saving.load import built_by
     from facts.saving.recipes import build_recipe
+    from facts.utils.files import writable_folder
+    from facts.utils.progress import with_progress
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
+    if out.suffix not in (".onnx", ".xml", ".pt2"):
+        raise ValueError(f"{out} has none of the endings .onnx, .xml and .pt2, which choose the format: give it one")
+    writable_folder(out.parent, keep=False)
     if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
-    if out.suffix != ".pt2":
-        refuse_without_onnx()
     if out.suffix == ".xml":
         import_openvino(int8)
+    if out.suffix != ".pt2":
+        refuse_without_onnx()
     compressed = load_result(folder, architecture)[0].model
     if int8 and reads_tokens(compressed):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
@@ -141,9 +146,10 @@ def export(
     with TemporaryDirectory() as temporary:
         files = {name: Path(temporary, f"{name}{out.suffix}") for name in ("original", "compressed")}
         files["in int8" if int8 else "compressed"] = out
-        write(original, batch, files["original"])
-        write(compressed, batch, files["compressed"])
-        error = write(compressed, batch, out, int8=calibration) if int8 else 0.0
+        steps: list[tuple[Any, str, Any]] = [(original, "original", None), (compressed, "compressed", None)]
+        steps += [(compressed, "in int8", calibration)] if int8 else []
+        for network, name, images in with_progress(steps, "export"):
+            error = write(network, batch, files[name], int8=images)
         times = DEFAULT_TIMING.times({name: partial(load(file), batch) for name, file in files.items()})
     before = times["original"]
     rows = [(name, f"{1000 * each.median:.4g} ms", f"{each.ratio(before):.1%}") for name, each in times.items()]
@@ -199,8 +205,10 @@ def benchmark(
     from facts.modules.networks import noise
     from facts.saving.manifest import MANIFEST
     from facts.utils.distributed import device_name
-    from facts.utils.files import replacing
+    from facts.utils.files import replacing, writable_folder
 
+    if out:
+        writable_folder(out.parent, keep=False)
     folders = {name: (Path(name) / MANIFEST).is_file() for name in models}
     networks = {
         name: load(name, None if saved else "random", None, device, architecture if saved else None)
@@ -224,9 +232,15 @@ def benchmark(
     }
     table = [asdict(each) | {"speed_up": each.throughput / speeds[0].throughput} | conditions for each in speeds]
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
-    formats = {"throughput": "{:.4g}", "spread": "{:.0%}", "latency": "{:.4g} s", "speed_up": "{:.2f}"}
     rows = [
-        [row["network"], row["runtime"], *(text.format(row[name]) for name, text in formats.items())] for row in table
+        (
+            *(row[name] for name in ("network", "runtime")),
+            f"{row['throughput']:.4g}",
+            f"{row['spread']:.0%}",
+            f"{1000 * row['latency']:.4g} ms",
+            f"{row['speed_up']:.2f}",
+        )
+        for row in table
     ]
     print(tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
     where = "\non {device}, {threads} threads; medians of {turns} turns, spread: interquartile range"

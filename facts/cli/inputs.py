@@ -1,8 +1,9 @@
 """Networks and data named on the command line, and the metrics measured on them."""
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from facts.calibration.data import Batch
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
 from facts.finetuning.recovery import HALVES
 from facts.models import CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel, TorchvisionModel
@@ -27,14 +29,18 @@ from facts.modules.networks import is_encoder, noise, reads_tokens, run
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
-from facts.tasks.classification.base import data_config, evaluate_features, num_classes
+from facts.tasks.base import pass_over
+from facts.tasks.classification.base import are_right, data_config, evaluate_features, num_classes
 from facts.tasks.classification.images import ImageFolder
 from facts.tasks.language import Corpus, Split, losses_of_windows
+from facts.utils.hub import REPOSITORY
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
     TIMM: (TimmModel, timm.models.is_model, timm.list_models),
     TORCHVISION: (TorchvisionModel, lambda tag: tag in classifiers(), classifiers),
 }
+log = logging.getLogger(__name__)
+
 CONFIGURATION = "config.json"
 PROCESSORS = ("tokenizer", "image_processor")
 
@@ -150,6 +156,9 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         except ValueError as error:
             raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
         return _of_transformers(configuration, name, configuration=configuration, weights=weights or str(own))
+    meant = [f"{prefix}{name}" for prefix, (_, is_known, _) in NAMED.items() if is_known(name)]
+    if meant or REPOSITORY.fullmatch(name):
+        raise ValueError(f"there is no network {name!r}: is it {' or '.join(meant or [TRANSFORMERS + name])}?")
     raise ValueError(
         f"there is no network {name!r}: name one as {TIMM}NAME, {TORCHVISION}NAME or {TRANSFORMERS}OWNER/NAME, or "
         f"give a folder with the {CONFIGURATION} of transformers; `facts evaluate` also takes one of `facts compress`"
@@ -209,7 +218,10 @@ def data_of(
     if not reads_tokens(model):
         images = ImageFolder(root=Path(data).expanduser(), **options)
         images.inspect()
-        return images
+        if "whole" not in options and (reason := no_labels(images, model)):
+            log.warning("%s: the network's own outputs are the labels", reason)
+            images = replace(images, whole=True)  # nothing is measured on the other half
+        return images.without_broken()
     options.pop("num_workers", None)  # windows of tokens are in memory
     if not options.pop("whole", True):
         raise ValueError("--unseen is for images: all of a text is measured, so name one not used to calibrate")
@@ -239,6 +251,8 @@ def task_of(
     options |= {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity}
     task = data_of(model, data, evaluation_text, **options)
     if isinstance(task, ImageFolder):
+        if len({*task.training_images.labels.tolist()}) == 1 and task.labels(model) and not is_encoder(model):
+            log.warning("all images are of one class: the others may be lost, so give images of every class")
         return task
     available = len(task.tokens("training", model)) // task.sequence_length
     num_sensitivity = num_sensitivity or max(1, min(task.num_sensitivity, num_calibration or available // 2))
@@ -258,19 +272,36 @@ def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None) -> tup
     return task.calibration(model), sensitivity
 
 
-def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:
+def nothing_to_evaluate(task: Data) -> str | None:
     """Reason why nothing can be measured after a compression, or None."""
-    if isinstance(task, Corpus):
-        same = task.evaluation_text == task.training_text
-        return "give --evaluation-text, a different text than the one to calibrate on" if same else None
-    if not is_encoder(model) and task.labels(model) is None:
-        return f"the {len(task.classes)} classes at {task.root} are not the network's {num_classes(model)} classes"
-    return None
+    same = isinstance(task, Corpus) and task.evaluation_text == task.training_text
+    return "give --evaluation-text, a different text than the one to calibrate on" if same else None
 
 
-def measured(task: Data, model: nn.Module, original: nn.Module, precision: torch.dtype) -> dict[str, float]:
+def no_labels(images: ImageFolder, model: nn.Module) -> str | None:
+    """Reason why the images have no labels that a classifier knows, or None."""
+    if is_encoder(model) or images.labels(model) is not None:
+        return None
+    if not images.classes:
+        return f"{images.root} has no class folders"
+    return f"the {len(images.classes)} classes at {images.root} are not the network's {num_classes(model)} classes"
+
+
+def agreement(model: nn.Module, original: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Tensor:
+    """Whether both networks give an image the same first class, `[N]`. Raises `ValueError` without images."""
+    images = [inputs for inputs, _ in batches]
+    if not images:
+        raise ValueError("there are too few images to hold some out")
+    firsts = pass_over(images, original, lambda logits, _: logits.argmax(dim=-1), precision)
+    return are_right(model, list(zip(images, firsts, strict=True)), precision)
+
+
+def measured(
+    task: Data, model: nn.Module, original: nn.Module, precision: torch.dtype, held_out: Iterable[Batch] | None = None
+) -> dict[str, float]:
     """Measure top-1 accuracy in percent, perplexity, or an encoder's features compared with the original's.
 
+    For images without labels it is the agreement of the first classes with the original's on those `held_out`.
     Returns also standard errors, if there are two samples or more, and the number of samples.
     """
     if isinstance(task, Corpus):
@@ -278,6 +309,8 @@ def measured(task: Data, model: nn.Module, original: nn.Module, precision: torch
         outcomes = {"perplexity": losses / counts}
     elif is_encoder(model):
         outcomes = evaluate_features(model, original, *task.for_features(model), precision)
+    elif held_out is not None and no_labels(task, model):
+        outcomes = {"agreement": 100 * agreement(model, original, held_out, precision).double()}
     else:
         outcomes = {"top1": 100 * task.evaluate(model, precision).outcomes["top1"].double()}
     found = {}

@@ -52,10 +52,17 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
 
 def numbers_of(values: str) -> list[float]:
     """Split a comma-separated list into its numbers. Anything else is a usage error."""
+    return [fraction_of(value) for value in values.split(",")]
+
+
+def fraction_of(value: str) -> float:
+    """Read a fraction. Anything else, such as a percentage, is a usage error that says what to write."""
     try:
-        return [float(value) for value in values.split(",")]
+        return float(value)
     except ValueError as error:
-        raise typer.BadParameter(f"give comma-separated numbers such as 0.3,0.5: {error}") from error
+        share = value.strip().removesuffix("%")
+        instead = f"{float(share) / 100:g} for {value}" if share.replace(".", "", 1).isdecimal() else "such as 0.5"
+        raise typer.BadParameter(f"{error}: write a fraction, {instead}") from error
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -101,7 +108,10 @@ Model = Annotated[
         callback=at_home,
     ),
 ]
-Ratio = Annotated[float | None, option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.")]
+Ratio = Annotated[
+    float | None,
+    option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.", metavar="FRACTION", parser=fraction_of),
+]
 Flops = Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")]
 Params = Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")]
 Weights = Annotated[
@@ -140,7 +150,9 @@ Images = Annotated[
         DATA,
         "Images: a folder of class folders, or one with [bold]train[/] and [bold]val[/] folders of them; without "
         "these, `facts compress` keeps half of the images for evaluation. Class folders are named after ImageNet's "
-        "synsets or the network's classes, or are in their order; otherwise the network draws the labels. Or a folder "
+        "synsets or the network's classes, or are in their order. With other classes or none, all images calibrate, on "
+        "labels that the network draws, and the result is judged by its agreement with the original. A tenth of the "
+        "images may be broken: they are left out. Or a folder "
         "with [bold]labels.csv[/], whose columns are `file` and `label`, the network's own index. Or a Hugging Face "
         "data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",

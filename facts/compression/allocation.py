@@ -5,6 +5,7 @@ units are narrowed in steps, and everything is measured again after each.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
@@ -54,6 +55,7 @@ def compress_prepared(
         bounds = budget.bounds(calibration, table)
         whole = AllocationProblem(calibration, estimator, {}, bounds, latency=table, sensitivity=sensitivity)
         _refuse_unfit_for_tokens(whole, search)
+        _refuse_too_small(whole, search)
 
         def problem_at(current: Calibration, least: float) -> AllocationProblem:
             """Make the problem of the current network, with bounds of at least `least`."""
@@ -169,7 +171,8 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     _refuse_unfit_plan(method, result.plan, problem.parts)
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency":
-            log.warning("%s predicts a latency of %.4g s, above the allowed %.4g s", method, spent, budget)
+            times = 1000 * spent, 1000 * budget
+            log.warning("%s predicts a latency of %.4g ms, above the allowed %.4g ms", method, *times)
         elif spent > budget:
             raise ValueError(
                 f"{method} exceeds the budget: {name} of the compressed layers would be {spent:.6g}, "
@@ -190,6 +193,25 @@ def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None
         raise ValueError(f"{name} has no metric of tokens, only keys: take search=uniform, or {TAKE_TWO_SIDED}")
     if all(shortening) and problem.bounds.keys() != {"flops"}:
         raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
+
+
+def _refuse_too_small(problem: AllocationProblem, search: Search) -> None:
+    """Raise `ValueError`, before any data pass, for a bound below the cost of the smallest ranks of a search."""
+    counted = replace(problem, bounds={name: ratio for name, ratio in problem.bounds.items() if name != "latency"})
+    least = {
+        name: rank if (rank := search.least(part)) <= part.full_rank else None for name, part in problem.parts.items()
+    }
+    for (name, ratio), spent, budget, dense in zip(
+        counted.bounds.items(), counted.spent(least), counted.budget, counted.dense, strict=True
+    ):
+        if spent > budget:
+            lowest, parts = math.ceil(100 * spent / dense) / 100, problem.calibration.kinds.replace(",", " and ")
+            whole = getattr(problem.calibration.cost, name)
+            of_all = "" if whole is None else f" (of the whole network {whole - (1 - lowest) * dense:.4g})"
+            raise ValueError(
+                f"a ratio of {ratio:.3g} of the {name} is too little: {type(search).__name__} needs at least "
+                f"{lowest:g} with {parts}{of_all}"
+            )
 
 
 def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:

@@ -115,6 +115,8 @@ def compress(
             result = with_latency(result, prepared)
             if budget.error is None:
                 result = with_distance(result, prepared)
+            if (predicted := result.summary.quality.predicted) is not None:
+                log.debug("the search predicted a distance of %.4g, the sum of all parts' errors", predicted)
             if result.summary.is_far:
                 log.warning("%s; %s", result.summary.quality.distance, result.summary.advice)
     method = replace(result.summary.method, seconds=dict(seconds))

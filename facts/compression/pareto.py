@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from facts.calibration.calibration import Calibration
-from facts.compression.compress import compress
+from facts.compression.compress import compress, default_search
 from facts.estimators import ESTIMATORS, Estimator
 from facts.search import Search
 from facts.utils.files import ScratchFolder, replacing
@@ -26,12 +26,14 @@ def pareto(
     evaluate: Callable[[nn.Module], dict[str, float]],
     *,
     estimators: Sequence[str | Estimator] = ("facts",),
-    searches: Sequence[str | Search] = ("cors_fisher",),
+    searches: Sequence[str | Search] = (),
     ratios: Sequence[float] = (0.3, 0.5, 0.7),
     file: Path | str | None = None,
     **options: Any,
 ) -> pd.DataFrame:
     """Compress a prepared network by each method to each ratio; `options` are further ones of `facts.compress`.
+
+    Without `searches`, it is the default one of `facts.compress`, called `default`.
 
     `evaluate` gives a network's metrics by name; `file` is a CSV, written after each row. The first row is of the
     `original`. Combinations that fail are left out; raises `ValueError` if all do. Costs are those of whole networks.
@@ -39,16 +41,17 @@ def pareto(
     scratch, rows = ScratchFolder(), list[dict[str, Any]]()
     cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
     cached.collect(by_name(each, ESTIMATORS, "estimator") for each in estimators)
-    for estimator, search, ratio in itertools.product(estimators, searches, ratios):
+    named = {str(each): each for each in searches} or {"default": default_search(cached)}
+    for estimator, search, ratio in itertools.product(estimators, named, ratios):
         try:
-            result = compress(cached, estimator=estimator, search=search, ratio=ratio, **options)
+            result = compress(cached, estimator=estimator, search=named[search], ratio=ratio, **options)
         except ValueError as error:
             log.error("%s, %s, %g: %s", estimator, search, ratio, error)
             continue
         summary, form = result.summary, result.summary.method.form
         original = ("original", "original", "original", 1.0, summary.before, "dense", 0.0, cached.model)
         distance = summary.quality.distance and summary.quality.distance.mean
-        point = (str(estimator), str(search), form, ratio, summary.after, "measured", distance, result.model)
+        point = (str(estimator), search, form, ratio, summary.after, "measured", distance, result.model)
         for *method, cost, which, far, network in [point] if rows else [original, point]:
             row = dict(zip(("estimator", "search", "form", "ratio"), method, strict=True))
             row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.costs.latency[which]}

@@ -32,7 +32,7 @@ class Recipe(ABC):
     """Architecture of one network and the source of its weights.
 
     `weights` is `pretrained` (at Hugging Face), `random`, a checkpoint file, or a folder with published weights of many
-    networks; a relative path is looked up in this installation first. The architecture takes the `arguments`.
+    networks; a relative path may also be one within this installation. The architecture takes the `arguments`.
     """
 
     kind: ClassVar[str]

@@ -63,8 +63,8 @@ def _download(repository: str) -> Path:
 
 
 def find_checkpoint(weights: str) -> Path:
-    """Find a checkpoint by its path, first within this installation. Raises `FileNotFoundError`."""
-    return _first_file(weights, [ROOT / weights, Path(weights).expanduser()])
+    """Find a checkpoint by its path, or else within this installation. Raises `FileNotFoundError`."""
+    return _first_file(weights, [Path(weights).expanduser(), ROOT / weights])
 
 
 def find_published(folder: Path, repository: str) -> Path:

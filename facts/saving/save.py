@@ -107,16 +107,16 @@ def _describe(folder: Path, manifest: Manifest) -> None:
     write_card(folder, folder.resolve().name)
 
 
-def target_folder(path: Path) -> Path:
+def target_folder(path: Path, keep: bool = True) -> Path:
     """Create `path` if necessary. Raises `OSError` if it cannot be written, or holds anything but a saved network.
 
-    A model card, as fetched by `push_to_hub`, and hidden files may be there already.
+    A model card, as fetched by `push_to_hub`, and hidden files may be there already. Unless `keep`, nothing is created.
     """
     path = path.expanduser()
     is_new = path.is_dir() and not (path / MANIFEST).is_file()
     if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
         raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")
-    return writable_folder(path)
+    return writable_folder(path, keep)
 
 
 def write_card(folder: Path, source: str) -> None:
@@ -198,7 +198,7 @@ def push_to_hub(
     if not REPOSITORY.fullmatch(repository):
         raise ValueError(f"{repository!r} is not a repository: name it as OWNER/NAME")
     if not answers():
-        raise ConnectionError(f"{constants.ENDPOINT} does not answer: save the network with save_compressed for now")
+        raise ConnectionError(f"{constants.ENDPOINT} does not answer, so nothing was pushed: try again when it does")
     hub = HfApi(token=token)
     address = hub.create_repo(repository, private=private, exist_ok=True)
     with TemporaryDirectory(prefix="facts-") as folder:

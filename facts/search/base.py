@@ -28,6 +28,8 @@ from facts.search.allocation import Allocation
 from facts.utils.cache import Cache
 from facts.utils.options import Ratio, options
 
+RANGE = (0.1, 0.9)  # ratios of a part from which most searches choose
+
 
 @dataclass(frozen=True)
 class AllocationProblem:
@@ -160,7 +162,7 @@ class AllocationProblem:
         )
 
     def candidate_ranks(
-        self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)
+        self, multiple: int, at_least: int, between: tuple[float, float] = RANGE
     ) -> dict[str, list[int]]:
         """The ranks to choose from for each layer: multiples of `multiple` with ratios `between` two values."""
         return {name: part.candidates(multiple, at_least, between) for name, part in self.parts.items()}
@@ -196,6 +198,10 @@ class Search(ABC):
     num_samples: ClassVar[int] = 512
     chooses_tokens: ClassVar[bool] = False
     """Whether it can plan parts whose ranks change the cost of others."""
+
+    def least(self, part: Part) -> int:
+        """The smallest rank that it would give a part."""
+        return part.least
 
     @abstractmethod
     def allocate(self, problem: AllocationProblem) -> SearchResult:

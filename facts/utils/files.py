@@ -102,15 +102,22 @@ class ScratchFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def writable_folder(path: Path) -> Path:
-    """Create `path` if necessary, `~` expanded. Raises an `OSError` that says what to do if it cannot be written."""
+def writable_folder(path: Path, keep: bool = True) -> Path:
+    """Create `path` if necessary, `~` expanded. Raises an `OSError` that says what to do if it cannot be written.
+
+    Unless `keep`, this is only tried: a folder that was created is removed again.
+    """
     path = path.expanduser()
+    new = [each for each in (path, *path.parents) if not each.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
-            return path
+            pass
     except OSError as error:
         raise OSError(f"cannot write to the folder {path} ({error.strerror}); choose another one or free it") from error
+    for each in () if keep else new:
+        each.rmdir()
+    return path
 
 
 class HeldElsewhere(Exception):

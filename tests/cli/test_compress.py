@@ -1,13 +1,18 @@
 """`facts compress` from a name, a folder and a budget to a folder, with its options; and `facts pareto`."""
 
+import re
+
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 import facts
+from facts.cli import inputs
+from facts.tasks import ImageFolder
 from tests.cli.conftest import VIT, saved
 from tests.cli.pictures import write_images
+from tests.networks import make_model
 
 
 def test_the_result_is_printed_measured_and_saved(compressed):
@@ -56,19 +61,83 @@ def test_the_original_teaches_the_result(run, photos, tmp_path):
     result = run("compress", *VIT, "--data", photos, *options, "--out", out)
     course = saved(out)["summary"]["quality"]["recovery"]
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
-    assert "recovered from" in result.output and "recovered from" in (out / "README.md").read_text()
+    assert " samples in " in result.output and " samples in " in (out / "README.md").read_text()
+    assert ("recovery gained nothing" in result.output) == (course["after"] == course["before"])
     assert list((tmp_path / "cache").glob("finetuning-*"))
 
 
-def test_a_result_is_saved_before_an_evaluation_that_fails(run, tmp_path):
-    for part in ("train", "val"):
-        write_images(tmp_path / "photos" / part)
-    for name in "012":
-        (tmp_path / "photos" / "val" / "cat" / f"{name}.png").write_bytes(b"no image")
-    methods = ("--estimator", "pela", "--search", "uniform")
-    result = run("compress", *VIT, *methods, "--data", tmp_path / "photos", "--out", tmp_path / "vit", code=1)
-    assert "3 of 12 images cannot be decoded" in result.output and f"saved to {tmp_path / 'vit'}" in result.output
+QUICK = ("--estimator", "pela", "--search", "uniform")
+
+
+@pytest.mark.parametrize("error", [ValueError("no room"), KeyboardInterrupt()])
+def test_a_result_is_saved_before_an_evaluation_that_fails(run, photos, tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(inputs, "measured", fail)
+    result = run("compress", *VIT, *QUICK, "--data", photos, "--out", tmp_path / "vit")
+    assert f"saved to {tmp_path / 'vit'}" in result.output
+    assert f"not evaluated ({str(error) or 'interrupted'}): try `facts evaluate" in result.output
     assert facts.load_compressed(tmp_path / "vit").plan
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"), [((), "nothing is kept: with `--cache FOLDER`"), (("--cache", "c"), "the cache keeps what")]
+)
+def test_an_interruption_says_what_is_kept(run, photos, tmp_path, monkeypatch, options, kept):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(facts, "compress", interrupt)
+    result = run("compress", *VIT, *QUICK, "--data", photos, *options, "--out", "vit", code=130)
+    assert f"interrupted: {kept}" in result.output and not (tmp_path / "vit").exists()
+
+
+@pytest.mark.parametrize(("broken", "code"), [(2, 0), (3, 1)])
+def test_a_tenth_of_the_images_may_be_broken_which_is_seen_first(run, tmp_path, caplog, broken, code):
+    photos = write_images(tmp_path / "photos", number=10)  # 15 of them to calibrate on, 15 to evaluate on
+    for part, names in halves(photos).items():
+        for name in names[: broken - 1 if part else 1]:
+            (photos / name).write_bytes(b"no image")
+    result = run("compress", *VIT, *QUICK, "--data", photos, "--out", tmp_path / "vit", code=code)
+    assert "cannot be decoded and is left out" in caplog.text
+    if code:
+        assert "2 of 15 images cannot be decoded" in result.output and "at most one in 10 may be" in result.output
+        assert not (tmp_path / "vit").exists()
+
+
+def halves(photos):
+    task = ImageFolder(root=photos)
+    return {0: task.training_images.names, 1: task.validation_images.names}
+
+
+def test_images_without_classes_are_all_calibrated_on_and_measured_by_agreement(run, tmp_path, caplog):
+    write_images(tmp_path, ("photos",), number=20)
+    result = run("compress", *VIT, *QUICK, "--data", tmp_path / "photos", "--out", tmp_path / "vit")
+    assert f"{tmp_path / 'photos'} has no class folders: the network's own outputs are the labels" in caplog.text
+    (line,) = (line for line in result.output.splitlines() if line.startswith("agreement "))
+    assert "5 samples" in result.output and line.split()[1] == "100"  # a quarter of 20, not of 10
+    assert saved(tmp_path / "vit")["metrics"]["agreement"]["compressed"] == float(line.split()[2])
+
+
+def test_photos_of_one_class_are_warned_of(run, tmp_path, caplog):
+    photos = write_images(tmp_path / "photos", ("cat",))
+    (photos / "labels.csv").write_text("file,label\n" + "\n".join(f"cat/{name}.png,1" for name in range(4)))
+    run("compress", *VIT, *QUICK, "--data", photos, "--no-evaluate", "--out", tmp_path / "vit")
+    assert "all images are of one class" in caplog.text
+
+
+@pytest.mark.parametrize("parts", ["layers", "units"])
+def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_possible_one(parts, batches, monkeypatch):
+    prepared = facts.prepare(make_model(), batches, parts=parts)
+    monkeypatch.setattr(type(prepared), "decompositions", lambda *_: pytest.fail("a data pass"))
+    with pytest.raises(ValueError, match=r"0.001 of the flops is too little: .* at least") as error:
+        facts.compress(prepared, ratio=0.001)
+    monkeypatch.undo()
+    least = float(re.search(r"at least (\S+)", str(error.value))[1])
+    costs = facts.compress(prepared, ratio=least).summary.costs
+    assert costs.spent["flops"] <= costs.budget["flops"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +147,10 @@ def test_a_result_is_saved_before_an_evaluation_that_fails(run, tmp_path):
         (["timm/qqqqqq"], [], "there is no network 'timm/qqqqqq': `facts list models` lists them"),
         (["torchvision/resnt50"], [], "there is no network 'torchvision/resnt50': is it resnet50"),
         (["torchvision/resnet18", "--num-classes", "3"], [], "published weights of resnet18 are for 1,000 classes"),
-        (["resnet50"], [], "there is no network 'resnet50': name one as timm/NAME, torchvision/NAME"),
+        (["resnet50"], [], "there is no network 'resnet50': is it timm/resnet50 or torchvision/resnet50?"),
+        (["openai/clip"], [], "there is no network 'openai/clip': is it transformers/openai/clip?"),
+        (["resnt"], [], "there is no network 'resnt': name one as timm/NAME, torchvision/NAME"),
+        (VIT, ["--ratio", "0.001"], "is too little: CoRSFisher needs at least 0."),
         (["timm/vit_tiny_patch16_18x2", "--device", "tpu"], [], "there is no device 'tpu' here"),
         (["timm/test_vit", "--weights", "nowhere.safetensors"], [], "no checkpoint 'nowhere.safetensors'"),
         (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm and torchvision"),
@@ -91,7 +163,7 @@ def test_refusals(run, photos, tmp_path, monkeypatch, network, options, message)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "love.txt").touch()
     assert message in run("compress", *network, "--data", photos, "--out", "vit", *options, code=1).output
-    assert {path.name for path in tmp_path.iterdir()} <= {"love.txt", "vit"}
+    assert [path.name for path in tmp_path.iterdir()] == ["love.txt"]
 
 
 def test_table_and_plot(run, photos, tmp_path):
@@ -103,3 +175,13 @@ def test_table_and_plot(run, photos, tmp_path):
     with Image.open(tmp_path / "pareto.png") as picture:
         assert picture.width > 800
     assert [line.split()[1] for line in result.stdout.splitlines()[1:6]] == list(points.search)
+    assert result.stdout.splitlines()[0].split()[-1] == "top1_standard_error"
+
+
+def test_a_chart_has_the_defaults_of_compress(run, photos, compressed, tmp_path):
+    """Units and tokens, unless a method is named."""
+    run("pareto", *VIT, "--data", photos, "--ratios", 0.4, "--out", tmp_path)
+    point, alone = pd.read_csv(tmp_path / "pareto.csv").iloc[1], saved(compressed[1])
+    assert (point.estimator, point.search) == ("facts", "default")
+    assert point.top1 == alone["metrics"]["top1"]["compressed"]
+    assert (point.flops, point.params) == tuple(alone["summary"]["costs"]["after"].values())

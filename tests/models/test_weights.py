@@ -78,6 +78,15 @@ def test_published_weights_are_fetched_once(hub, tensors, monkeypatch, tmp_path)
     assert asked == [(REPOSITORY, "model.safetensors")]
 
 
+def test_a_relative_path_is_first_that_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "ROOT", tmp_path / "installed")
+    (tmp_path / "installed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "installed", tmp_path):
+        (folder / "mine.pth").touch()
+        assert weights.find_checkpoint("mine.pth").resolve() == folder / "mine.pth"
+
+
 def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeypatch, tensors):
     halves = [dict(list(tensors.items())[part::2]) for part in (0, 1)]
     shards = {f"model-0000{i}-of-00002.safetensors": half for i, half in enumerate(halves, start=1)}

@@ -119,7 +119,7 @@ def test_what_the_hub_or_its_absence_refuses(hub, result):
         with pytest.raises(ValueError, match="is not a repository: name it as OWNER/NAME"):
             facts.push_to_hub(result, name)
     hub.answers = False
-    with pytest.raises(ConnectionError, match="does not answer: save the network with save_compressed"):
+    with pytest.raises(ConnectionError, match="does not answer, so nothing was pushed: try again"):
         facts.push_to_hub(result, NAME)
     with pytest.raises(FileNotFoundError, match=r"a/b is not a folder, and no repository could be read: .* snapshot"):
         facts.load_compressed("a/b")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from facts.utils.files import HeldElsewhere, locked, staging
+from facts.utils.files import HeldElsewhere, locked, staging, writable_folder
 
 HOLDER = """
 import fcntl, sys, time
@@ -37,6 +37,13 @@ def test_a_file_system_without_locks_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="on a file system with flock"), locked(tmp_path / "lock"):
         pytest.fail("no lock, and yet inside")
+
+
+def test_a_folder_is_tried_without_leaving_one(tmp_path):
+    assert writable_folder(tmp_path / "a" / "b", keep=False) == tmp_path / "a" / "b" and not any(tmp_path.iterdir())
+    writable_folder(tmp_path / "a")
+    writable_folder(tmp_path / "a" / "b", keep=False)
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
 def write(path, text):

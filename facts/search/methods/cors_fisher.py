@@ -10,7 +10,8 @@ from torch import Tensor
 
 from facts.estimators.base import TAKE_TWO_SIDED, TwoSidedEstimator
 from facts.moments.losses import kl_divergence
-from facts.search.base import AllocationProblem, Profile, SearchResult
+from facts.parts import Part
+from facts.search.base import RANGE, AllocationProblem, Profile, SearchResult
 from facts.search.fisher import Labels, exact_profiles, kronecker_profile
 from facts.search.programs import MILPSearch
 from facts.utils.options import Count, Seed, options
@@ -23,6 +24,8 @@ SHOWN_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 class CoRSFisher(MILPSearch):
     """Approximate KL(original ‖ compressed) by ½ vec(ΔW)ᵀ F vec(ΔW) at every multiple of `rank_multiple`.
 
+    Parts with fewer than five such multiples offer those of a half of it, a quarter, and so on.
+
     `profile: exact` computes F in one forward and backward pass over the sensitivity data, with `labels` drawn from the
     network (`sampled`) or `given` by the data. `profile: kronecker` takes the estimator's A ⊗ B, which costs nothing
     once the decomposition exists, and needs an estimator of both sides.
@@ -34,6 +37,11 @@ class CoRSFisher(MILPSearch):
     profile: Literal["kronecker", "exact"] = "exact"
     labels: Labels = "sampled"
     seed: Seed = 0
+
+    def least(self, part: Part) -> int:
+        if part.shortens:
+            return part.least
+        return min(part.candidates(self.rank_multiple, len(SHOWN_RATIOS), RANGE))
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         profiles = self._profiles(problem)

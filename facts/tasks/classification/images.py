@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import timm.data
@@ -45,6 +45,7 @@ from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
 from facts.utils.numerics import seed_of, seeded
 from facts.utils.options import Count, options
+from facts.utils.progress import with_progress
 
 Augmentation = Literal["none", "train"]
 Transform = Literal["paper", "crop", "timm"]
@@ -53,6 +54,8 @@ Transform = Literal["paper", "crop", "timm"]
 DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
 
 NUM_REFERENCE = 10_000  # a linear probe of 1,000 classes then takes a minute or two
+MOST_BROKEN = 0.001  # of all images; a table's numbers must not depend on them
+NUM_DECODED = 1000  # images of a part that are looked at before any work
 LONGEST = 100  # times the shorter side; resizing a longer strip by its shorter side would take gigabytes
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,8 @@ class Images(Classification):
     training_augmentation: Literal["crop", "deit"] = "deit"
     num_workers: Annotated[int, Field(ge=0)] | None = None
     seed: int = 0
+
+    most_broken: ClassVar[float] = MOST_BROKEN
 
     @property
     @abstractmethod
@@ -186,7 +191,10 @@ class Images(Classification):
         labels = self.labels(model)
         files = files if labels is None else replace(files, labels=np.array(labels)[files.labels])
         items = DecodedBatches(files, transform, self.batch_size, seed, mixup, for_training)
-        finish, num_workers = Decodable(len(files), labels is not None), loader_workers(self.num_workers)
+        finish, num_workers = (
+            Decodable(len(files), labels is not None, self.most_broken),
+            loader_workers(self.num_workers),
+        )
         return NumberedBatches(items, finish, key, num_workers, range(len(items)), pin_memory=True)
 
     def _transform(self, model: nn.Module, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
@@ -258,6 +266,18 @@ class ImageFolder(Images):
 
     num_calibration: Count = 512
     whole: bool = False
+
+    most_broken: ClassVar[float] = 0.1
+
+    def without_broken(self) -> Self:
+        """The same images without those that cannot be decoded among the first thousand of each part, with a warning.
+
+        Raises `ValueError` if they are more than a tenth.
+        """
+        task = replace(self)
+        sound = {id(part): decodable(part, self.most_broken) for part in self._splits}
+        vars(task).update(_found=self._found, _splits=[sound[id(part)] for part in self._splits])
+        return task
 
     @property
     def training_images(self) -> ImageFiles:
@@ -341,6 +361,17 @@ def decode(data: bytes) -> Image.Image:
         raise ValueError(f"no usable image: {error}") from error
 
 
+def decodable(files: ImageFiles, most_broken: float) -> ImageFiles:
+    """Leave out those of the first `NUM_DECODED` images that cannot be decoded; `Decodable` says how many may be."""
+    check = Decodable(len(files), most_broken=most_broken)
+    for index in with_progress(range(min(len(files), NUM_DECODED)), "looking for broken images"):
+        try:
+            decode(files.read(index))
+        except ValueError:
+            check((None, [files.names[index]]))
+    return files.selected([index for index, name in enumerate(files.names) if name not in check.corrupt])
+
+
 @dataclass(frozen=True)
 class DecodedBatches(Dataset):
     """Batches of transformed images and their labels, each with the names of images that could not be decoded.
@@ -389,11 +420,12 @@ class Decodable:
     """Pass on the batches of `DecodedBatches` over `total` images, without labels unless `with_labels`.
 
     Each image that cannot be decoded is logged once. Raises `ValueError` if there are several of them and they
-    exceed a thousandth of all images; each process counts its own.
+    exceed the fraction `most_broken` of all images; each process counts its own.
     """
 
     total: int
     with_labels: bool = True
+    most_broken: float = MOST_BROKEN
     corrupt: set[str] = field(default_factory=set)
 
     def __call__(self, item: tuple[Batch | None, list[str]]) -> Batch | Tensor | None:
@@ -401,7 +433,8 @@ class Decodable:
         for name in set(corrupt) - self.corrupt:
             self.corrupt.add(name)
             log.warning("%s cannot be decoded and is left out (%d so far)", name, len(self.corrupt))
-        if len(self.corrupt) > max(1, self.total / 1000):
+        if len(self.corrupt) > max(1, self.total * self.most_broken):
             message = f"{len(self.corrupt)} of {self.total} images cannot be decoded: {first_few(self.corrupt)}"
-            raise ValueError(f"{message}; at most one in a thousand may be left out; fetch them again")
+            allowed = f"at most one in {1 / self.most_broken:,.0f} may be left out"
+            raise ValueError(f"{message}; {allowed}: fetch them again, or remove them")
         return batch if self.with_labels or batch is None else batch[0]
