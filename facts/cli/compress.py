@@ -168,8 +168,8 @@ def _compared(task: "Data", result: "CompressionResult", original: "nn.Module", 
 
     from facts.cli.inputs import measured
 
-    both = (measured(task, each, original, precision, result.held_out) for each in (original, result.model))
-    before, after = both
+    networks = original, result.model
+    before, after = (measured(task, each, original, precision, result.held_out) for each in networks)
     count = f"{before.pop('num_samples'):,} samples"
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]

@@ -232,15 +232,10 @@ def benchmark(
     }
     table = [asdict(each) | {"speed_up": each.throughput / speeds[0].throughput} | conditions for each in speeds]
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
+    formats = {"throughput": "{:.4g}", "spread": "{:.0%}", "ms": "{:.4g} ms", "speed_up": "{:.2f}"}
+    timed = [row | {"ms": 1000 * row["latency"]} for row in table]
     rows = [
-        (
-            *(row[name] for name in ("network", "runtime")),
-            f"{row['throughput']:.4g}",
-            f"{row['spread']:.0%}",
-            f"{1000 * row['latency']:.4g} ms",
-            f"{row['speed_up']:.2f}",
-        )
-        for row in table
+        [row["network"], row["runtime"], *(text.format(row[name]) for name, text in formats.items())] for row in timed
     ]
     print(tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
     where = "\non {device}, {threads} threads; medians of {turns} turns, spread: interquartile range"

@@ -191,10 +191,8 @@ class Images(Classification):
         labels = self.labels(model)
         files = files if labels is None else replace(files, labels=np.array(labels)[files.labels])
         items = DecodedBatches(files, transform, self.batch_size, seed, mixup, for_training)
-        finish, num_workers = (
-            Decodable(len(files), labels is not None, self.most_broken),
-            loader_workers(self.num_workers),
-        )
+        finish = Decodable(len(files), labels is not None, self.most_broken)
+        num_workers = loader_workers(self.num_workers)
         return NumberedBatches(items, finish, key, num_workers, range(len(items)), pin_memory=True)
 
     def _transform(self, model: nn.Module, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
