@@ -39,8 +39,8 @@ class RecoverySummary:
 
     @property
     def gained_nothing(self) -> bool:
-        """Whether no epoch came closer to the original than the start, which is what is left."""
-        return self.before is not None and self.before == self.after
+        """Whether the held-out samples show no gain."""
+        return self.before is not None and self.after is not None and self.before <= self.after
 
     def __str__(self) -> str:
         earlier = f", {self.seconds_before / 60:.1f} of them in an earlier run" if self.seconds_before else ""
@@ -49,7 +49,9 @@ class RecoverySummary:
         if self.before is None or self.after is None:
             return f"{text}; too few samples to hold some out and measure the gain"
         if self.gained_nothing:
-            return f"nothing gained from {self.num_samples:,} samples in {taken}{earlier}: no weight is changed"
+            text = text.replace("recovered", "nothing gained")
+        if self.before == self.after:
+            return f"{text}: no epoch came closer to the original, so no weight is changed"
         return (
             f"{text}: mean distance from the original on {self.num_held_back:,} others {self.before:.4g} before, "
             f"{self.after:.4g} after"

@@ -148,10 +148,10 @@ def compress(
 
 
 def warn_if_nothing_gained(result: "CompressionResult") -> None:
-    """Say last, as a warning, that a recovery left the weights as they were."""
+    """Say last, as a warning, that a recovery brought nothing."""
     course = result.summary.quality.recovery
     if course and course.gained_nothing:
-        log.warning("recovery gained nothing, so the weights are those before it: give it more minutes or images")
+        log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
 
 
 def _refuse_one_network(search: str | None, parts: str | None, *others: Any) -> None:
@@ -234,8 +234,7 @@ def recover(
         facts recover mine_half --data photos --minutes 30 --weights mine.safetensors --out mine_recovered
 
     With `--cache FOLDER`, the same command continues after an interruption. `facts evaluate` measures the result. If
-    no epoch comes closer to the original, the folder holds the weights of before; a warning says so, and the exit
-    status is 0.
+    held-out samples show no gain, a warning says so last, and the exit status is 0.
     """
     import facts
     from facts.cli.inputs import load_result, original_of, task_of

@@ -105,8 +105,8 @@ class Finetuning(Steps):
 
     @property
     def loss_name(self) -> str:
-        """What the loss measures: its distance from the teacher is that of outputs and, by its weight, of blocks."""
-        return "distance from the original" if self.alpha == 1 else "loss on labels and distillation"
+        """Name of the loss, which includes the distance of blocks by its weight."""
+        return "distillation loss" if self.alpha == 1 else "loss on labels and distillation"
 
     def scheduler(
         self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False

@@ -147,7 +147,7 @@ ATTACKS = {
     "ratio 0": (lambda: compress(ratio=0), NUMBER),
     "ratio NaN": (lambda: compress(ratio=float("nan")), NUMBER),
     "ratio as a text": (lambda: compress(ratio="0.5"), NUMBER),
-    "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "exceeds the budget"),
+    "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "of the flops is too little"),
     "fewer parameters than others have": (lambda: compress(budget=facts.Budget(params=1)), "cannot be met"),
     # methods
     "an unknown estimator": (lambda: compress(estimator="fact"), "unknown estimator 'fact'; choose one of"),

@@ -62,7 +62,7 @@ def test_the_original_teaches_the_result(run, photos, tmp_path):
     course = saved(out)["summary"]["quality"]["recovery"]
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
     assert " samples in " in result.output and " samples in " in (out / "README.md").read_text()
-    assert ("recovery gained nothing" in result.output) == (course["after"] == course["before"])
+    assert ("recovery gained nothing" in result.output) == (course["after"] >= course["before"])
     assert list((tmp_path / "cache").glob("finetuning-*"))
 
 

@@ -80,7 +80,7 @@ def test_it_never_ends_further_from_the_original(form, dtype):
     as_it_came = same_weights(recovered.model, result.model) and recovered.model is not result.model
     is_exact = form == "plain" and dtype == torch.float32
     assert as_it_came if is_exact else as_it_came or course.after < course.before
-    assert course.gained_nothing == str(course).startswith("nothing gained from ") == (course.after == course.before)
+    assert course.gained_nothing == str(course).startswith("nothing gained from ") == (course.after >= course.before)
     assert course.after > (0.9 if dtype == torch.bfloat16 else 0.999) * course.before
 
 
