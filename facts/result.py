@@ -190,7 +190,7 @@ class Summary:
     quality: Quality
 
     def __str__(self) -> str:
-        costs, quality = self.costs, self.quality
+        costs = self.costs
         lines = [str(costs), "", f"method: {self.method}", *map(self._kept, costs.bounds)]
         if costs.full_flops and costs.full_flops[0] != costs.before.flops:
             before, after = (f"{flops / 1e9:.4g} G" for flops in costs.full_flops)
@@ -198,10 +198,10 @@ class Summary:
                 "FLOPs are two for a multiplication and an addition, and leave out attention's own products: "
                 f"{before} and {after} with them"
             )
-        if quality.recovery:
-            lines.append(str(quality.recovery))
-        if quality.distance:
-            lines.append(str(quality.distance))
+        if self.recovery:
+            lines.append(str(self.recovery))
+        if self.distance:
+            lines.append(str(self.distance))
         if self.is_far:
             lines.append(f"the outputs are far off: {self.advice}")
         seconds = [f"{stage} {seconds:.1f} s" for stage, seconds in self.method.seconds.items() if seconds >= 0.05]
@@ -218,15 +218,25 @@ class Summary:
         return self.costs.after
 
     @property
+    def distance(self) -> Distance | None:
+        """Distance of the outputs from the original's on held-out samples, after the last step."""
+        return self.quality.distance
+
+    @property
+    def recovery(self) -> RecoverySummary | None:
+        """What a recovery did; None without one."""
+        return self.quality.recovery
+
+    @property
     def is_far(self) -> bool:
         """Whether the outputs are so far from the original's that the budget is too small for the network."""
-        return self.quality.distance is not None and self.quality.distance.is_too_far
+        return self.distance is not None and self.distance.is_too_far
 
     @property
     def advice(self) -> str:
         """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
         options = ["or a larger budget"]
-        if self.quality.recovery is None:
+        if self.recovery is None:
             options.insert(0, "facts.recover(result, data, minutes=10)")
         if self.method.search.startswith("Uniform("):
             options.insert(0, 'search="cors_fisher"')

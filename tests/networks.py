@@ -118,10 +118,11 @@ class Runs:
 
     def __init__(self, module):
         self.number = 0
-        module.register_forward_pre_hook(self._count)
 
-    def _count(self, module, args):
-        self.number += not args[0].is_meta and args[0].shape[:-1] != (1,)
+        def count(module, args):  # a function, which copies of the module share
+            self.number += not args[0].is_meta and args[0].shape[:-1] != (1,)
+
+        module.register_forward_pre_hook(count)
 
 
 def make_model(dtype=torch.float64, seed=0):

@@ -19,6 +19,7 @@ from facts.calibration.decompositions import (
 )
 from facts.cost.count import Cost, count_flops, count_params
 from facts.cost.latency import LatencyTable
+from facts.cost.probe import Probe
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
@@ -68,7 +69,8 @@ class Calibration:
     are those of the first batch, or noise; `example` is one sample on the meta device, if the network runs there.
     `loss` and `output_error` are sums over samples. `flops` counts the dense network by the paper's rule; None if
     unknown. With `draws_labels`, the default search draws labels, since no loss on given labels was chosen. With
-    `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
+    `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error. Layers `by_token`
+    get the first token of all samples first.
     """
 
     model: nn.Module
@@ -87,6 +89,7 @@ class Calibration:
     example: Any = None
     fit_bias: bool = False
     draws_labels: bool = True
+    by_token: frozenset[str] = frozenset()
 
     @cached_property
     def linears(self) -> dict[str, LinearLayer]:
@@ -171,8 +174,12 @@ class Calibration:
         return replace(self, data=data)
 
     def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
-        """Other data in batches, one sample at a time if this network's are. Raises `ValueError` if there are none."""
-        batches, _ = read(data, self.model, purpose)
+        """Other data in batches, one sample at a time if this network's are.
+
+        Raises `ValueError` if there are none, or the network cannot read them.
+        """
+        batches, (inputs, _) = read(data, self.model, purpose)
+        Probe.of(self.model, inputs, precision=self.execution.precision)
         return OneByOne(batches) if isinstance(self.data, OneByOne) else batches
 
     def in_form(self, form: Form) -> "Calibration":
@@ -219,6 +226,7 @@ class Calibration:
             cache=self._cache_of(only) if cached else None,
             only=only,
             append_one=self.append_one,
+            by_token=self.by_token,
         )
 
     def suited(self, estimator: Estimator) -> Estimator:
@@ -285,7 +293,7 @@ class Calibration:
         return LatencyTable(
             self.model,
             {name: part for name, part in self.parts.items() if not part.shortens},
-            lambda network, plan: put(network, self.parts, plan),
+            partial(put, parts=self.parts),
             inputs,
             self.execution.precision,
             num_turns,

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch
 from facts.calibration.outputs import refuse_not_finite
+from facts.modules.linear_calls import stand_in
 from facts.modules.networks import autocast, evaluating, run
 from facts.moments.losses import OutputError, SquaredError, in_chunks, kl_divergence, tensors_of
 from facts.utils.batches import batch_size, in_parts, to_device
@@ -64,6 +65,7 @@ def distance(
     `precision` is the autocast type; each batch is divided into `num_parts`. Raises `ValueError` for an error that is
     not finite.
     """
+    original, changed = stand_in(original), stand_in(changed)
     device, information, num_zero = next(changed.parameters()).device, _Information(), 0
     own: list[tuple[float, int]] = []  # error and number of samples: one each if outputs can be divided
     with torch.inference_mode(), evaluating(original), evaluating(changed), autocast(device, precision):

@@ -10,9 +10,24 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from facts.cost.probe import Probe
+from facts.cost.timing import HALF
 from facts.modules.networks import is_encoder, is_transformers
-from facts.moments.losses import NOTHING, Loss, OutputError, kl_divergence, squared_error
-from facts.utils.batches import described, first_of
+from facts.moments.losses import (
+    NOTHING,
+    Loss,
+    OutputError,
+    SquaredError,
+    kl_divergence,
+    loss_of_labels,
+    on_given_labels,
+    refuse_unfit_labels,
+    scales_of,
+    squared_error,
+    summed_binary_cross_entropy,
+    summed_cross_entropy,
+    summed_squared_error,
+)
+from facts.utils.batches import batch_size, described, first_of
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +58,33 @@ def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
 def default_error(model: nn.Module, batches: Iterable[tuple[Any, Any]]) -> OutputError:
     """Choose the distance between outputs as `facts.prepare` does without a loss, from the first of some batches."""
     inputs, targets = first_of(batches) or (None, None)
-    if targets is not None and not is_encoder(model):  # labels say nothing about features
-        return kl_divergence
-    probe = Probe.of(model, inputs, precision=next(model.parameters()).dtype)
-    return kl_divergence if output_kind(model, probe) == "classes" else squared_error
+    dtype = next(model.parameters()).dtype
+    precision = dtype if dtype in HALF else torch.float32
+    probe = Probe.of(model, inputs, precision=precision)
+    has_labels = targets is not None and not is_encoder(model)  # labels say nothing about features
+    kind = "classes" if has_labels else output_kind(model, probe)
+    return error_of(kind, loss_of_labels(probe.outputs, targets), model, batches, precision)
+
+
+def error_of(
+    kind: OutputKind | None,
+    loss: Loss,
+    model: nn.Module,
+    batches: Iterable[tuple[Any, Any]] | None,
+    precision: torch.dtype,
+) -> OutputError:
+    """The distance between outputs that suits a loss.
+
+    Of classes it is the KL divergence; of one value with labels the squared error relative to the value's variance over
+    the data; of features and for other losses the relative squared error.
+    """
+    if kind not in (None, "classes"):
+        return SquaredError(kind) if isinstance(kind, tuple) else squared_error
+    loss = on_given_labels(loss)
+    if loss is summed_squared_error:
+        (scale,) = scales_of(model, batches or (), (), precision)
+        return SquaredError(scale=scale.item())
+    return kl_divergence if loss in (summed_cross_entropy, summed_binary_cross_entropy) else squared_error
 
 
 def refuse_unfit_network(model: nn.Module) -> None:
@@ -62,6 +100,13 @@ def refuse_unfit_network(model: nn.Module) -> None:
         )
     if any(parameter.is_mps for parameter in model.parameters()):
         raise ValueError("an Apple GPU (MPS) cannot compute in float64, which decides ranks: use the CPU, model.cpu()")
+    for name, parameter in model.named_parameters():
+        if type(parameter.data) is not Tensor:  # torchao's, DTensor
+            kind = type(parameter.data).__name__
+            raise ValueError(
+                f"{name} of {type(model).__name__} is a {kind}, no plain tensor: if the network is quantised or "
+                "sharded, compress it first, and quantise or shard the result"
+            )
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         raise ValueError(
             f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
@@ -95,26 +140,21 @@ def refuse_unfit_functions(
                 )
 
 
-def refuse_one_output(model: nn.Module, outputs: Any) -> None:
-    """Raises `ValueError` for logits of one class, whose cross-entropy is always zero."""
-    if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[-1] == 1:
-        raise ValueError(
-            f"{type(model).__name__} has one output, whose cross-entropy is zero for all labels: give loss=, such as a "
-            "sum of binary cross-entropies or squared errors, or inputs alone, to keep the output itself"
-        )
-
-
-def refuse_ignored_labels(batches: Iterable[tuple[Any, Any]]) -> None:
+def refuse_ignored_labels(batches: Iterable[tuple[Any, Any]], outputs: Any) -> None:
     """Raises `ValueError` if cross-entropy ignores all labels of some batches; warns if it does so for most samples.
 
-    Loaders are read until a label counts; only lists are read to the end.
+    Loaders are read until a label counts; only lists are read to the end, and their labels compared with `outputs`.
     """
     counted, num_samples, is_list = 0, 0, isinstance(getattr(batches, "data", None), list)
-    for _, targets in batches:
+    for inputs, targets in batches:
         if not isinstance(targets, Tensor) or targets.is_floating_point():
             return
+        if len(targets) != batch_size(inputs):
+            raise ValueError(f"a batch of {batch_size(inputs)} samples has {len(targets)} labels: give one for each")
         counted += int((targets != NOTHING).reshape(len(targets), -1).any(dim=1).sum())
         num_samples += len(targets)
+        if isinstance(outputs, Tensor) and outputs.ndim == 2:
+            refuse_unfit_labels(targets, outputs.shape[-1])
         if counted and not is_list:
             return
     if not counted:

@@ -13,9 +13,9 @@ from facts.calibration.data import Batch, FirstSamples, OneByOne, as_batches, di
 from facts.calibration.outputs import (
     OutputKind,
     as_output_kind,
+    error_of,
     output_kind,
     refuse_ignored_labels,
-    refuse_one_output,
     refuse_unfit_functions,
     refuse_unfit_network,
 )
@@ -30,16 +30,14 @@ from facts.moments.losses import (
     SampledFeatures,
     SampledLabels,
     SampledTargets,
-    SquaredError,
-    kl_divergence,
-    on_given_labels,
+    loss_of_labels,
     scales_of,
-    squared_error,
     summed_cross_entropy,
 )
 from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
-from facts.utils.batches import first_sample, has_row_per_sample, to_device
+from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
+from facts.utils.cache import name_of
 from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
@@ -79,9 +77,10 @@ def prepare(
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
-    are labels and timm's `num_classes` is not 0, or if the network says so (`facts.calibration.outputs`). Features are
-    compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for
-    unknown layers and outputs.
+    are labels and timm's `num_classes` is not 0, or if the network says so (`facts.calibration.outputs`). One output
+    with labels has squared errors if they are floats, and binary cross-entropy if they are integers or booleans.
+    Features are compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises
+    `ValueError` for unknown layers and outputs.
     """
     parts = parts if isinstance(parts, str) else ",".join(parts)
     _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
@@ -105,6 +104,8 @@ def prepare(
     own_loss = not (loss is None or isinstance(loss, SampledTargets))
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     may_miss = may_miss and is_divided
+    if held_out is not None and (unseen := first_of(compared or ())):
+        Probe.of(model, unseen[0], precision=execution.precision)  # refuses what it cannot read
     further = () if batches is None else FirstSamples(batches, NUM_TO_REACH)
     sample = first_inputs if kinds_of(parts) else inputs
     probe = Probe.of(model, sample, example, execution.precision, may_miss, further)
@@ -114,18 +115,20 @@ def prepare(
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
-    chosen_loss = loss or _default_loss(model, kind, batches, targets, execution.precision)
-    output_error = output_error or _error_of(kind, chosen_loss)
+    chosen_loss = loss or _default_loss(model, kind, batches, targets, probe.outputs, execution.precision)
+    output_error = output_error or error_of(kind, chosen_loss, model, batches, execution.precision)
     if given is not None:
         if chosen_loss is summed_cross_entropy:
-            refuse_ignored_labels(given)
-            refuse_one_output(model, probe.outputs)
+            refuse_ignored_labels(given, probe.outputs)
         refuse_unfit_functions(model, probe.outputs, targets, loss if own_loss else None, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     if may_miss:
         unused = _unused(selection, probe, chosen_loss, targets, execution.precision)
         selection = selection.without(unused, NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
+    in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
+    if batches is not None and any(probe.by_token.intersection(layers) for layers in in_heads):
+        batches = OneByOne(batches)  # whose rows are in one order, also within heads
     return Calibration(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -143,6 +146,7 @@ def prepare(
         example=example if selection.flops is not None else None,
         fit_bias=fit_bias,
         draws_labels=not own_loss,
+        by_token=probe.by_token,
     )
 
 
@@ -175,17 +179,18 @@ def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
 
 
 def _default_loss(
-    model: nn.Module, kind: OutputKind | None, batches: Iterable[Batch] | None, targets: Any, precision: torch.dtype
+    model: nn.Module,
+    kind: OutputKind | None,
+    batches: Iterable[Batch] | None,
+    targets: Any,
+    outputs: Any,
+    precision: torch.dtype,
 ) -> Loss:
-    """Cross-entropy for classes, with labels drawn from the network if there are none; squared errors of features."""
+    """`loss_of_labels`, with labels drawn from the network if there are none; squared errors of features."""
     if kind not in (None, "classes"):
         names = kind if isinstance(kind, tuple) else ()
         return SampledFeatures(scales_of(model, batches or (), names, precision), names)
-    return summed_cross_entropy if targets is not None or batches is None else SampledLabels(summed_cross_entropy)
-
-
-def _error_of(kind: OutputKind | None, loss: Loss) -> OutputError:
-    """The default distance between outputs: of classes, the KL divergence; otherwise the relative squared error."""
-    if kind in (None, "classes"):
-        return kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
-    return SquaredError(kind) if isinstance(kind, tuple) else squared_error
+    loss = loss_of_labels(outputs, targets)
+    if loss is not summed_cross_entropy:
+        log.info("%s has one output: the loss is %s", type(model).__name__, name_of(loss, "loss"))
+    return loss if targets is not None or batches is None else SampledLabels(loss)

@@ -12,7 +12,7 @@ from facts.calibration.calibration import Calibration
 from facts.calibration.distance import Distance, distance
 from facts.cost.count import Size
 from facts.cost.timing import batch_seconds
-from facts.modules.linear_calls import copy_with
+from facts.modules.linear_calls import copy_with, stand_in
 from facts.modules.networks import tensors_of
 from facts.moments.data_pass import within_memory
 from facts.moments.losses import kl_divergence
@@ -57,7 +57,7 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
     if has_row_per_sample(inputs):
         inputs = tree_map_only(Tensor, lambda tensor: tensor[:NUM_TIMED], inputs)
     inputs = to_device(inputs, next(calibration.model.parameters()).device)
-    networks = {"dense": calibration.model, "measured": result.model}
+    networks = {"dense": calibration.model, "measured": stand_in(result.model)}
 
     def timed(num_parts: int) -> dict[str, float]:
         part, _ = next(in_parts((inputs, None), num_parts))

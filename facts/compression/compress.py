@@ -118,7 +118,7 @@ def compress(
             if (predicted := result.summary.quality.predicted) is not None:
                 log.debug("the search predicted a distance of %.4g, the sum of all parts' errors", predicted)
             if result.summary.is_far:
-                log.warning("%s; %s", result.summary.quality.distance, result.summary.advice)
+                log.warning("%s; %s", result.summary.distance, result.summary.advice)
     method = replace(result.summary.method, seconds=dict(seconds))
     return replace(result, summary=replace(result.summary, method=method))
 
@@ -167,13 +167,13 @@ def smallest_within(
                 raise
             log.info("%d%% of the %s: %s", hundredths, cost, reason)
             return False
-        distance = results[hundredths].summary.quality.distance
+        distance = results[hundredths].summary.distance
         if distance is None:
             raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
         log.info("%d%% of the %s: %s", hundredths, cost, distance)
         return distance.mean <= error
 
     if not suffices(largest):
-        found = results[largest].summary.quality.distance
+        found = results[largest].summary.distance
         raise ValueError(f"even with {largest}% of the {cost}, {found}: allow an error of more than {error:g}")
     return results[HUNDREDTHS[bisect_left(smaller, True, key=suffices)]]

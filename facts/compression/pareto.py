@@ -50,7 +50,7 @@ def pareto(
             continue
         summary, form = result.summary, result.summary.method.form
         original = ("original", "original", "original", 1.0, summary.before, "dense", 0.0, cached.model)
-        distance = summary.quality.distance and summary.quality.distance.mean
+        distance = summary.distance and summary.distance.mean
         point = (str(estimator), search, form, ratio, summary.after, "measured", distance, result.model)
         for *method, cost, which, far, network in [point] if rows else [original, point]:
             row = dict(zip(("estimator", "search", "form", "ratio"), method, strict=True))

@@ -1,6 +1,5 @@
 """Latency of each part of a network at a rank, measured within the network, on this device."""
 
-import copy
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from facts.cost.timing import TimingPolicy, batch_seconds
+from facts.modules.linear_calls import copy_with, stand_in
 from facts.modules.networks import autocast, evaluating, run
 from facts.utils import distributed
 
@@ -60,7 +60,7 @@ class LatencyTable:
         self,
         model: nn.Module,
         parts: Mapping[str, Timed],
-        put: Callable[[nn.Module, dict[str, int | None]], None],
+        put: Callable[..., None],
         inputs: Any,
         precision: torch.dtype = torch.float32,
         num_turns: int = 5,
@@ -108,7 +108,7 @@ class LatencyTable:
 
     def measured(self, other: nn.Module, timing: TimingPolicy) -> float:
         """Seconds of another network on the batch, in turns with this one; on the main process for all."""
-        networks = {"dense": self.model, "other": other}
+        networks = {"dense": self.model, "other": stand_in(other)}
         times = distributed.on_main_rank(partial(batch_seconds, networks, self.inputs, timing, self.precision))
         return times["other"].ratio(times["dense"]) * self.dense
 
@@ -140,9 +140,9 @@ class LatencyTable:
 
     def _run(self, level: int | None) -> dict[str, float]:
         """Seconds of the network and of its parts, with all of them dense (None) or at one of `LEVELS`."""
-        network = copy.deepcopy(self.model)
+        network = copy_with(self.model)
         if level is not None:
-            self.put(network, {name: part.timed_ranks[level] for name, part in self.parts.items()})
+            self.put(network, plan={name: part.timed_ranks[level] for name, part in self.parts.items()})
         modules = (NETWORK, *dict.fromkeys(part.owner for part in self.parts.values()))
         seconds = module_seconds(network, modules, self.inputs, self.precision)
         own = {name: self.shares[name] * seconds[part.owner] for name, part in self.parts.items()}

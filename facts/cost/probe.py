@@ -39,15 +39,17 @@ class Probe:
 
     `rows` counts the vectors that each linear layer and 1x1 convolution multiplies for one sample: 1 if no input is
     known, 0 for a layer that never runs. `makers` are the layers that make the network's outputs, `unrelated` those
-    whose inputs do not have samples along their first axis. `mixes` says that layers get rows of several samples in
-    turns, as of tokens sorted by place or by expert: only batches of one sample tell them apart. `flops` counts the
-    whole network by the paper's rule; None if it does not run on the meta device. `outputs` are those of the sample,
-    `calls` the arguments of the first call of each module that holds others; without real inputs there are none.
+    whose inputs do not have samples along their first axis. Those `by_token` get the first token of all samples first,
+    `[T, N, d]` or `[T·N, d]`. `mixes` says that others get rows of several samples in turns, as of tokens sorted by
+    expert: only batches of one sample tell them apart. `flops` counts the whole network by the paper's rule; None if it
+    does not run on the meta device. `outputs` are those of the sample, `calls` the arguments of the first call of each
+    module that holds others; without real inputs there are none.
     """
 
     rows: dict[str, int]
     makers: frozenset[str] = frozenset()
     unrelated: frozenset[str] = frozenset()
+    by_token: frozenset[str] = frozenset()
     mixes: bool = False
     flops: int | None = None
     outputs: Any = None
@@ -171,21 +173,26 @@ def _with_unrelated(seen: Probe, model: nn.Module, layers: list[str], inputs: An
 
 def _with_rows(seen: Probe, rows: dict[str, int], unrelated: frozenset[str], model: nn.Module, inputs: Any) -> Probe:
     rows = {name: count or seen.rows[name] for name, count in rows.items()} if inputs is not None else rows
-    layers = [name for name in rows if rows[name] and name not in unrelated]
-    return replace(seen, rows=rows, unrelated=unrelated, mixes=_mixes(model, layers, inputs))
+    by_token, mixing = _orders(model, [name for name in rows if rows[name]], unrelated, inputs)
+    return replace(seen, rows=rows, unrelated=unrelated - by_token, by_token=by_token, mixes=bool(mixing - unrelated))
 
 
-def _mixes(model: nn.Module, layers: list[str], inputs: Any) -> bool:
-    """Whether the halves of some layer's inputs, for the first two samples, do not swap if the samples do."""
+def _orders(
+    model: nn.Module, layers: list[str], unrelated: frozenset[str], inputs: Any
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The layers whose rows come token by token, and those with another order of two samples than one by one.
+
+    If the samples are swapped, so are the halves of all rows, or neighbours.
+    """
     if inputs is None or not has_row_per_sample(inputs) or batch_size(inputs) == 1:
-        return False
+        return frozenset(), frozenset()
     device = next(model.parameters()).device
-    halves: list[dict[str, list[Tensor]]] = []
+    calls: list[dict[str, list[Tensor]]] = []
     for order in ([0, 1], [1, 0]):
         seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
         def note(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any, seen: Any = seen) -> None:
-            if len(args[0]) != 2:  # otherwise its first axis is that of the samples
+            if len(args[0]) != 2 or name in unrelated:  # otherwise its first axis is that of the samples
                 seen[name].append(args[0].detach().clone())
 
         hooks = [(model.get_submodule(name), partial(note, name)) for name in layers]
@@ -194,14 +201,22 @@ def _mixes(model: nn.Module, layers: list[str], inputs: Any) -> bool:
             with torch.no_grad(), evaluating(model), hooked(hooks):
                 run(model, to_device(pair, device))
         except UNABLE:  # the network takes batches of one size only
-            return False
-        halves.append(seen)
-    for one, other in ((one, other) for name in layers for one, other in zip_longest(*(each[name] for each in halves))):
-        if one is None or other is None or one.shape != other.shape or len(one) % 2:
-            return True
-        if not _are_close(one, torch.cat(other.chunk(2)[::-1])):
-            return True
-    return False
+            return frozenset(), frozenset()
+        calls.append(seen)
+    pairs = {name: list(zip_longest(*(each[name] for each in calls))) for name in layers}
+    mixing = {name for name in layers if not all(_swaps(pair, by_token=False) for pair in pairs[name])}
+    by_token = {name for name in mixing if all(_swaps(pair, by_token=True) for pair in pairs[name])}
+    return frozenset(by_token), frozenset(mixing - by_token)
+
+
+def _swaps(pair: tuple[Any, ...], by_token: bool) -> bool:
+    """Whether neighbouring rows, or else the halves of all rows, are swapped."""
+    one, other = pair
+    if one is None or other is None or one.shape != other.shape or one.shape[:-1].numel() % 2:
+        return False
+    axis, shape = (1, (-1, 2)) if by_token else (0, (2, -1))
+    rows, swapped = (each.flatten(0, -2).unflatten(0, shape) for each in (one, other))
+    return _are_close(rows, swapped.flip(axis))
 
 
 def _unrelated(

@@ -14,11 +14,11 @@ from torch import nn
 
 from facts.calibration.data import Batch, division
 from facts.calibration.distance import Distance, distance
-from facts.calibration.outputs import default_error
+from facts.calibration.outputs import default_error, refuse_unfit_network
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
-from facts.modules.linear_calls import copy_with
+from facts.modules.linear_calls import copy_with, unwrapped
 from facts.moments.losses import OutputError
 from facts.result import CompressionResult, RecoverySummary
 from facts.utils.options import Count, NotNegative, Positive, options
@@ -88,6 +88,9 @@ class Recovery(Steps):
         before = measured(network)
         with in_float32(student):
             outcome = finetune(student, original, inputs, self.finetuning(network), cache, error, start)
+        trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+        for name, parameter in student.named_parameters():  # all were trained
+            parameter.requires_grad_(name in trained)
         chosen = student if error(student) < error(network) else network  # pivoted and in half precision again
         after = measured(chosen)
         summary = RecoverySummary(
@@ -131,8 +134,9 @@ def recover(
     if not isinstance(result, CompressionResult) or data is None:
         got = f"{type(result).__name__} and {type(data).__name__}"
         raise ValueError(f"recover needs a result of facts.compress and inputs to learn from, got {got}")
+    refuse_unfit_network(result.model)
     recipe = Recovery(minutes=minutes, epochs=epochs, **options)
-    original = result.original if original is None else original
+    original = result.original if original is None else unwrapped(original)
     if original is None:
         raise ValueError("this result does not hold the original network: give original=")
     parts = division(data, original)

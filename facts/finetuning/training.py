@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_structure
 
 from facts.finetuning.recipe import Finetuning, TrainingData
 from facts.finetuning.state import State, plain_factors
 from facts.models.openmmlab import untrained
-from facts.modules.networks import autocast, evaluating, without_autocast
+from facts.modules.networks import autocast, evaluating, run, without_autocast
 from facts.parts import Plan
 from facts.result import CompressionResult
 from facts.tasks.base import Task
@@ -101,6 +102,7 @@ class _Training:
     start: float
     seconds_before: float = 0.0
     timed_from: tuple[int, float] | None = None  # steps and seconds after this process's first step
+    is_settled: bool = False
 
     def __post_init__(self) -> None:
         self.device = next(self.student.parameters()).device
@@ -135,6 +137,23 @@ class _Training:
         state.take_best()
         loss, samples = state.totals[state.totals[:, 1] > 0].T
         return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before, state.errors)
+
+    @torch.no_grad()
+    def _settle_modes(self, seed: tuple[int, ...], inputs: Any) -> None:
+        """Put modules in evaluation mode that return other outputs in training mode, as those of auxiliary heads."""
+        student, norms = self.student, [norm.training for norm in self.norms]
+        for norm in self.norms:
+            norm.eval()  # statistics stay as they are
+        with seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
+            with evaluating(student):
+                expected = tree_structure(run(student, inputs))
+            for module in student.modules():
+                if tree_structure(run(student, inputs)) == expected:
+                    break
+                module.training &= not any(True for _ in module.children())
+        for norm, is_trained in zip(self.norms, norms, strict=True):
+            norm.train(is_trained)
+        self.is_settled = True
 
     def _is_over(self) -> bool:
         return self.state.steps >= self.state.total_steps or not self._seconds_left()
@@ -245,6 +264,8 @@ class _Training:
         """Add the gradients of one batch's share in the step's mean loss; return that share."""
         inputs, targets = to_device(batch, self.device)
         try:
+            if not self.is_settled:
+                self._settle_modes(seed, inputs)
             with seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
                 loss = self.recipe.loss(self.data, self.student, self.teacher, inputs, targets) / num_samples
             self.state.scaler.scale(loss).backward()

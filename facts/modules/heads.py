@@ -16,8 +16,11 @@ class PaddedHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.linear(x).split([width * self.num_heads for width in self.widths], dim=-1)
-        heads = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        return torch.cat([F.pad(each, (0, self.padded - each.shape[-1])).flatten(-2) for each in heads], dim=-1)
+        padded = []
+        for number, width in enumerate(self.widths):  # torch.fx traces no loop over parts
+            heads = parts[number].unflatten(-1, (self.num_heads, -1))
+            padded.append(F.pad(heads, (0, self.padded - width)).flatten(-2))
+        return torch.cat(padded, dim=-1)
 
     def extra_repr(self) -> str:
         return f"widths={self.widths}, padded={self.padded}"

@@ -8,9 +8,16 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves
 
-from facts.modules.lowrank import LowRankLayer, linear_layer
+from facts.modules.lowrank import LowRankLayer, linear_layer, own_parameter
+
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+COMPUTES_A_WEIGHT = (BasePruningMethod, SpectralNorm, WeightNorm)  # hooks before each call
+HOOKS = [name for name in vars(nn.Module()) if name.startswith(("_forward", "_backward"))]
 
 
 class LinearAttention(nn.Module):
@@ -130,26 +137,70 @@ def is_pointwise(module: nn.Module) -> bool:
     )
 
 
-def copy_with(model: nn.Module, replaced: Mapping[Tensor, Tensor] | None = None) -> nn.Module:
-    """Copy a network with some tensors replaced; the copy shares the tokenizer.
+def copy_with(model: nn.Module, replaced: Mapping[Any, Any] | None = None) -> nn.Module:
+    """Copy a network with some tensors and modules replaced; the copy shares the tokenizer.
 
     Results of operations that a module keeps, such as its last outputs or a weight that a hook computes, are detached:
-    they cannot be copied otherwise.
+    they cannot be copied otherwise. Raises `ValueError` for other things that cannot, such as a lock.
     """
     held = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor))
-    known = {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf}
+    known: dict[int, Any] = {
+        id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf or tensor.is_inference()
+    }
     known |= {id(original): other for original, other in (replaced or {}).items()}
     tokenizer = getattr(model, "tokenizer", None)
-    return copy.deepcopy(model, known | {id(tokenizer): tokenizer})
+    known[id(tokenizer)] = tokenizer
+    try:
+        return copy.deepcopy(model, dict(known))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # from anyone's attributes
+        first, *_ = str(error).splitlines() or [repr(error)]
+        raise ValueError(
+            f"{type(model).__name__} cannot be copied, as compression has to ({first}): "
+            f"{_uncopied(model, known) or 'a module'} needs a __deepcopy__, or to be set after compressing"
+        ) from error
+
+
+def _uncopied(model: nn.Module, known: dict[int, Any]) -> str | None:
+    """The name of the first attribute that cannot be copied."""
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            try:
+                copy.deepcopy({} if attribute == "_modules" else value, dict(known))
+            except Exception:
+                return f"{name}.{attribute}".removeprefix(".")
+    return None
+
+
+def stand_in(model: nn.Module) -> nn.Module:
+    """Copy a network, to run the copy: it shares all parameters, and whatever a pass leaves in modules stays in it."""
+    return copy_with(model, {parameter: parameter for parameter in model.parameters()})
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network without `torch.compile` and DataParallel, which hide the calls of its modules; weights are shared."""
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    if all(module._compiled_call_impl is None for module in model.modules()):
-        return model
-    return copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})  # not compiled
+    """Make a stand-in for a given network, with plain layers where something hides what they compute.
+
+    `torch.compile` and DataParallel are taken off. The masks of `torch.nn.utils.prune`, and its old `weight_norm` and
+    `spectral_norm`, become part of weights. Raises `ValueError` for a network that cannot be copied.
+    """
+    copies: dict[Any, Any] = {parameter: parameter for parameter in model.parameters()}
+    for module in reversed(list(model.modules())):  # inner ones first, the network itself last
+        inner = getattr(module, "_orig_mod", module.module if isinstance(module, PARALLEL) else module)
+        if inner is not module or module is model:
+            copies[module] = copy_with(inner, copies)
+    for module in copies[model].modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, COMPUTES_A_WEIGHT):
+                given = dict(module._parameters)
+                masked = [name for name in given if name.endswith("_orig")]
+                module._parameters.update({name: own_parameter(given[name]) for name in masked})
+                hook.remove(module)  # which changes them in place
+                del module._forward_pre_hooks[key]
+                is_trained = any(given[name].requires_grad for name in given.keys() - module._parameters.keys())
+                for name in module._parameters.keys() - given.keys():
+                    module._parameters[name].requires_grad_(is_trained)
+    return copies[model]
 
 
 def skeleton(model: nn.Module) -> nn.Module:
@@ -191,8 +242,11 @@ def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> 
 
 
 def replace_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace a submodule by another module, under all its names."""
+    """Replace a submodule by another module, under all its names; hooks that watch the one go to the other."""
     original = model.get_submodule(name)
     module.train(original.training)
+    module._is_full_backward_hook = original._is_full_backward_hook
+    for kind in HOOKS:
+        vars(module)[kind].update(vars(original)[kind])
     for place in [place for place, each in model.named_modules(remove_duplicate=False) if each is original]:
         model.set_submodule(place, module)

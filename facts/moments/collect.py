@@ -110,14 +110,16 @@ def collect_moments(
     cache: Cache | None = None,
     only: Collection[str] | None = None,
     append_one: Collection[str] = (),
+    by_token: Collection[str] = (),
 ) -> dict[str, LayerMoments]:
     """Collect the given moments of every layer, or of those in `only`, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum of the samples' losses.
     `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
-    `append_one` become `[x, 1]`, which adds 1 to d_in. `cache` must belong to this model, layers, data, loss and
-    precision; processes that share it take turns. Processes started by torchrun divide the batches, and each gets all
-    moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
+    `append_one` become `[x, 1]`, which adds 1 to d_in; those `by_token` get rows in that order (`DataPass`). `cache`
+    must belong to this model, layers, data, loss and precision; processes that share it take turns. Processes started
+    by torchrun divide the batches, and each gets all moments. Raises `ValueError` for NaN or infinity in a layer and
+    for a layer that never ran.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
@@ -133,9 +135,8 @@ def collect_moments(
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
                     room = least(memory.room_for_moments(device))
-                    return MomentPass(model, layers, missing, loss, precision, room, num_parts, blocks, append_one).run(
-                        calibration
-                    )
+                    settings = room, num_parts, blocks, append_one, by_token
+                    return MomentPass(model, layers, missing, loss, precision, *settings).run(calibration)
 
                 known |= within_memory(collect, memory.halve_batches)
             if cache:
@@ -168,6 +169,7 @@ class MomentPass:
     num_parts: int = 1
     blocks: Iterable[nn.Module] = ()
     append_one: Collection[str] = ()
+    by_token: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.elsewhere: set[tuple[Moment, str]] = set()
@@ -205,9 +207,8 @@ class MomentPass:
         needs_grads = any(moment.needs_grads for moment in self.moments)
         modules = {**self.layers, **self.cores}
         called = {name: modules[name] for name in self.called}
-        data_pass = DataPass(
-            self.model, called, self._add, self.loss, self.precision, needs_grads, self.num_parts, self.blocks
-        )
+        settings = self.loss, self.precision, needs_grads, self.num_parts, self.blocks, self.by_token
+        data_pass = DataPass(self.model, called, self._add, *settings)
         sums = (
             tensor
             for moment, totals in self.totals.items()

@@ -8,7 +8,7 @@ activations: it runs again in the backward pass, and the inputs of its linears a
 import gc
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ class DataPass:
     """Call `add(name, batch)` for every batch of every layer; NaN, infinity and layers that never run are errors.
 
     `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch is divided into at most
-    `num_parts` parts; `blocks` are checkpointed.
+    `num_parts` parts; `blocks` are checkpointed. Layers `by_token` get the first token of all samples first.
     """
 
     model: nn.Module
@@ -50,6 +50,7 @@ class DataPass:
     needs_grads: bool
     num_parts: int = 1
     blocks: Iterable[nn.Module] = ()
+    by_token: Collection[str] = ()
     next_sample: int = field(default=0, init=False)  # its position in the data
     sums: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
@@ -68,6 +69,7 @@ class DataPass:
         own = waiting(with_progress(share(batches, rank, num_processes), what))
         exact = without_autocast(next(self.model.parameters()).device)
         with exact, capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
+            capture.by_token = self.by_token
             for turn in count():
                 batch = next(own, None)
                 sizes = distributed.all_gather(0 if batch is None else batch_size(batch[0]))
@@ -217,6 +219,7 @@ class Capture:
         self.running: _BlockCall | None = None
         self.copied: set[str | nn.Module] = set()  # layers and blocks whose inputs the network changes in place
         self.ever_ran: set[str] = set()
+        self.by_token: Collection[str] = ()
 
     def start_batch(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -301,13 +304,13 @@ class Capture:
             self._hand_over(name)
 
     def _hand_over(self, name: str) -> None:
-        inputs, grads = [], []
+        inputs, grads, split = [], [], partial(split_samples, layer=name, by_token=name in self.by_token)
         for call in self.calls.pop(name):
             assert call.inputs is not None
-            inputs.append(split_samples(call.inputs, self.num_samples, name))
+            inputs.append(split(call.inputs, self.num_samples))
             if self.with_grads:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
-                grads.append(split_samples(grad, self.num_samples, name))
+                grads.append(split(grad, self.num_samples))
             call.inputs = call.output_grad = None  # free the memory: hooks of the graph still refer to the call
         x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
         with torch.autocast(x.device.type, enabled=False):  # a block may be running again under autocast

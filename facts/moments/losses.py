@@ -33,7 +33,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     Targets are class indices (-100 is ignored), or probabilities in the shape of the logits; for a language model,
     the next tokens (`next_tokens`). Raises `ValueError` for outputs and targets that do not suit cross-entropy.
     """
-    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or logits.ndim < 2:
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or is_one(logits):
         raise _no_cross_entropy(logits, targets)
     if targets.is_floating_point():
         if targets.shape != logits.shape or not _are_probabilities(targets):
@@ -41,13 +41,56 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(0, -2), reduction="sum")
     if targets.shape != logits.shape[:-1]:
         raise _no_cross_entropy(logits, targets)
-    labels, num_classes = targets.flatten().long(), logits.shape[-1]
+    labels = targets.flatten().long()
+    refuse_unfit_labels(labels, logits.shape[-1])
+    return F.cross_entropy(logits.flatten(0, -2), labels, reduction="sum")
+
+
+def refuse_unfit_labels(labels: Tensor, num_classes: int) -> None:
+    """Raises `ValueError` for labels of other classes."""
     if ((labels != NOTHING) & ((labels < 0) | (labels >= num_classes))).any():
         raise ValueError(
             f"labels from {labels.min()} to {labels.max()} do not fit a network of {num_classes} classes: they must "
             f"lie in 0 .. {num_classes - 1}, or be {NOTHING} if nothing is to be predicted"
         )
-    return F.cross_entropy(logits.flatten(0, -2), labels, reduction="sum")
+
+
+def summed_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Σ ½ (output - target)², the loss of a Gaussian with unit variance, for one output of each sample."""
+    return 0.5 * (outputs.flatten() - _as_one_output(targets, outputs)).square().sum()
+
+
+def summed_binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Σ of the binary cross-entropies of one logit of each sample. Raises `ValueError` for labels besides 0 and 1."""
+    labels = _as_one_output(targets, logits)
+    if ((labels != 0) & (labels != 1)).any():
+        raise ValueError(
+            f"integer labels of a network with one output must be 0 or 1, got {labels.min():g} to {labels.max():g}: "
+            "give floats for squared errors, or loss="
+        )
+    return F.binary_cross_entropy_with_logits(logits.flatten(), labels, reduction="sum")
+
+
+def _as_one_output(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Raises `ValueError` unless there is one target for each output."""
+    if targets.numel() != outputs.numel():
+        raise ValueError(f"labels that are {described(targets)} do not fit outputs that are {described(outputs)}")
+    return targets.flatten().to(outputs)
+
+
+def loss_of_labels(outputs: Any, targets: Any) -> Loss:
+    """Choose the loss of given labels by the outputs `[N, C]`: cross-entropy, unless there is one, `[N, 1]` or `[N]`.
+
+    One output gets squared errors if the labels are floats, and binary cross-entropy if they are integers or booleans.
+    """
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and is_one(outputs)):
+        return summed_cross_entropy
+    return summed_squared_error if targets.is_floating_point() else summed_binary_cross_entropy
+
+
+def is_one(outputs: Tensor) -> bool:
+    """Whether there is one output of each sample (or token), `[N, 1]` or `[N]`."""
+    return outputs.ndim < 2 or outputs.shape[-1] == 1
 
 
 def _are_probabilities(targets: Tensor) -> bool:
@@ -58,8 +101,8 @@ def _are_probabilities(targets: Tensor) -> bool:
 def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
     return ValueError(
         f"no loss can be inferred from outputs and targets that are {described(outputs)} and {described(targets)}: "
-        "cross-entropy takes logits [N, C] or [N, T, C], with labels [N] or [N, T], or with probabilities. Give loss=, "
-        "a function of outputs and targets that returns the sum of the samples' losses"
+        "cross-entropy takes logits [N, C] or [N, T, C] of at least two classes, with labels [N] or [N, T], or with "
+        "probabilities. Give loss=, a function of outputs and targets that returns the sum of the samples' losses"
     )
 
 
@@ -109,6 +152,14 @@ class SampledLabels(SampledTargets):
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are not class logits."""
+        if self.loss is summed_squared_error:
+            generator = self.generator(outputs)
+            noise = torch.randn(outputs.shape, generator=generator, device=generator.device)
+            return self.loss(outputs, outputs.detach() + noise.to(outputs))
+        if self.loss is summed_binary_cross_entropy:
+            generator = self.generator(outputs)
+            chances = outputs.detach().double().sigmoid().to(generator.device)
+            return self.loss(outputs, torch.bernoulli(chances, generator=generator).to(outputs.device))
         is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
         if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
             raise ValueError(
@@ -147,8 +198,8 @@ class SampledFeatures(SampledTargets):
 
 
 def features_last(values: Tensor) -> Tensor:
-    """Turn maps `[N, D, H, W]` into `[N, H, W, D]`; other outputs, `[N, D]` or `[N, T, D]`, have features last."""
-    return values.movedim(1, -1) if values.ndim == 4 else values
+    """Turn maps `[N, D, H, W]` into `[N, H, W, D]`, and `[N]` into `[N, 1]`; other outputs have features last."""
+    return values.movedim(1, -1) if values.ndim == 4 else values[:, None] if values.ndim == 1 else values
 
 
 def scales_of(
@@ -187,7 +238,8 @@ def on_drawn_targets(loss: Loss, seed: int) -> SampledTargets:
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     """Σ over samples of KL(original ‖ changed) over the classes in the last axis of the logits, in float64.
 
-    Distributions are compared in chunks: the logits of a language model take gigabytes.
+    A single logit is that of one of two classes. Distributions are compared in chunks: a language model's logits take
+    gigabytes.
     """
     parts = zip(in_chunks(original), in_chunks(changed), strict=True)
     if not changed.requires_grad:
@@ -197,7 +249,9 @@ def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
 
 
 def in_chunks(logits: Tensor) -> tuple[Tensor, ...]:
-    """Divide logits `[..., C]` into rows `[n, C]` of about `CHUNK` values."""
+    """Divide logits `[..., C]` into rows `[n, C]` of about `CHUNK` values; a single one becomes that of two classes."""
+    if is_one(logits):
+        logits = F.pad(logits.reshape(-1, 1), (1, 0))
     num_classes = logits.shape[-1]
     return logits.reshape(-1, num_classes).split(max(1, CHUNK // num_classes))
 
@@ -211,16 +265,19 @@ class SquaredError:
     """Σ over samples of ‖changed - original‖² / ‖original‖² of the outputs, in float64.
 
     If the original's are all zero, it is 1, or 0 if the changed ones are zero too. It is averaged over the tensors of
-    the outputs, each `[N, ...]`, or over those with these `names`.
+    the outputs, each `[N, ...]`, or over those with these `names`. With a `scale`, errors are relative to its square.
     """
 
-    def __init__(self, names: Collection[str] = ()):
-        self.names = tuple(names)
-        self.__qualname__ = ", ".join(["squared_error", *self.names])
+    def __init__(self, names: Collection[str] = (), scale: float | None = None):
+        self.names, self.scale = tuple(names), scale
+        self.__qualname__ = ", ".join(["squared_error", *self.names, *([] if scale is None else [f"{scale:.9g}"])])
 
     def __call__(self, original: Any, changed: Any) -> Tensor:
         pairs = zip(tensors_of(original, self.names), tensors_of(changed, self.names), strict=True)
-        errors = [_relative_error(before.double().flatten(1), after.double().flatten(1)) for before, after in pairs]
+        if self.scale is not None:
+            errors = [((after.double() - before.double()) / self.scale).square().sum() for before, after in pairs]
+        else:
+            errors = [_relative_error(*(each.double().reshape(len(each), -1) for each in pair)) for pair in pairs]
         return torch.stack(errors).mean()
 
 

@@ -18,6 +18,7 @@ from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition, decompose_product
 from facts.estimators.base import KroneckerFactors
 from facts.modules.heads import GroupedProduct, LeadingOfHeads, OutputCores, PaddedHeads, ScoreCores, linear_of
+from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter, trained_like
 from facts.moments.batch import LayerBatch
 from facts.parts.base import Found, Kind, Part, Unit, centred_inputs, computes_the_same, module_at, reason_left
@@ -396,10 +397,10 @@ def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
         widths = tuple(weight.shape[1] for weight, _ in group)
         same = set(widths) == {heads.width}
         num_heads = len(group[0][0])
-        attention.set_submodule(name, linear if same else PaddedHeads(linear, widths, num_heads, heads.width))
+        replace_submodule(attention, name, linear if same else PaddedHeads(linear, widths, num_heads, heads.width))
     linear = _linear(heads.outputs.transpose(0, 1).flatten(1), heads.output_bias, output)
     same = heads.output_width == heads.width
-    attention.set_submodule(roles.output, linear if same else LeadingOfHeads(linear, roles.num_heads))
+    replace_submodule(attention, roles.output, linear if same else LeadingOfHeads(linear, roles.num_heads))
     if not is_kept:
         set_width(attention, roles, heads.width)
 

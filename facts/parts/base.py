@@ -258,7 +258,7 @@ class Kind(ABC):
 
 
 NOT_CALLED = "no unit: the module that holds it is not called, as if its code were copied or compiled elsewhere"
-HOOKED = "no unit: hooks, such as masks of torch.nn.utils.prune, or a `forward` of its own may change what it computes"
+HOOKED = "no unit: hooks, or a `forward` of its own, may change what it computes"
 
 SAME = 1e-5  # relative error in float64 of code that rounds to float32 in between
 

@@ -12,6 +12,7 @@ from facts.cost.probe import Call
 from facts.decomposition.elimination import eliminate_together, undone
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
+from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LinearLayer, linear_layer, own_parameter, trained_like
 from facts.parts.base import (
     Found,
@@ -156,8 +157,8 @@ def keep_hidden(mlp: nn.Module, roles: Roles, kept: Tensor, weight: Tensor, bias
     rows = torch.cat([kept, kept + size]) if roles.packed else kept
     for name in roles.ups:
         up = mlp.get_submodule(name)
-        mlp.set_submodule(name, _like(up, up.weight[rows], None if up.bias is None else up.bias[rows]))
-    mlp.set_submodule(roles.down, _like(mlp.get_submodule(roles.down), weight, bias))
+        replace_submodule(mlp, name, _like(up, up.weight[rows], None if up.bias is None else up.bias[rows]))
+    replace_submodule(mlp, roles.down, _like(mlp.get_submodule(roles.down), weight, bias))
 
 
 def _like(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Linear:

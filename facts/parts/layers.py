@@ -169,9 +169,10 @@ def select_layers(
         reasons = dict.fromkeys(pointwise, POINTWISE) | reasons
     skipped = {name: reasons[name] for name in candidates if name not in taken}
     if not taken:
+        why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise ValueError(
-            f"{type(model).__name__} has no layer to compress: "
-            f"{'; '.join(f'{name}: {reason}' for name, reason in skipped.items()) or 'none is linear'}. Name the layers"
+            f"{type(model).__name__} has no layer to compress: {why or 'none is linear, as after quantising'}. "
+            "Name the layers"
         )
     model = with_linear_layers(model, [name for name in taken if name in pointwise])
     layers = linear_layers(model)

@@ -50,7 +50,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     or recovered, and for a search without an integer program.
     """
     problem, search = result.problem, result.search
-    if problem is None or result.summary.quality.recovery:
+    if problem is None or result.summary.recovery:
         raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")

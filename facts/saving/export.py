@@ -1,6 +1,5 @@
 """Export to files that run without this package, ONNX, OpenVINO's and `.pt2`, and speed in each runtime."""
 
-import copy
 import io
 import os
 import subprocess
@@ -116,7 +115,7 @@ def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[
         got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
         raise ValueError(f"the example must be a batch of at least one input, as one tensor [N, ...], got a {got}")
     model = compressed.model if isinstance(compressed, CompressionResult) else compressed
-    model = copy.deepcopy(model).cpu().eval()
+    model = copy_with(model).cpu().eval()
     return OneTensor(model) if is_transformers(model) else model, example.detach().cpu()
 
 

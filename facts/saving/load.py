@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from facts.models.from_transformers import read_processors
 from facts.models.weights import refuse_misfits, sha256
 from facts.modules.forms import PivotedLinear
-from facts.modules.linear_calls import skeleton
+from facts.modules.linear_calls import skeleton, unwrapped
 from facts.modules.networks import is_transformers, tensors_of
 from facts.parts import emptied
 from facts.result import CompressionResult
@@ -67,6 +67,7 @@ def load_compressed(
     tensors = read_header(weights)
     if architecture:
         model = built_by(architecture)
+    model = model if model is None else unwrapped(model)
     if model is None:
         recipe = read_recipe(manifest.recipe, folder / MANIFEST)
         with torch.device("meta"), BoundedTensors(DENSE_PER_SAVED * len(tensors)):

@@ -149,7 +149,7 @@ def _card(folder: Path, source: str) -> str:
         "budget": ", ".join(
             f"{ratio:.4g} of the {cost} of these {method.parts}" for cost, ratio in summary.costs.bounds.items()
         ),
-        "recovery": summary.quality.recovery,
+        "recovery": summary.recovery,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     known = "\n".join(f"- {name}: {value}" for name, value in made.items() if value)

@@ -33,11 +33,12 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
 def refuse_unsavable(model: nn.Module) -> None:
     """Raises `ValueError` for a tensor of a type or layout that safetensors or the manifest cannot hold."""
     for name, tensor in (tensors_of(model) | unsaved_buffers(model)).items():
-        if tensor.dtype not in DTYPES.values() or tensor.layout != torch.strided:
+        plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
+        if tensor.dtype not in DTYPES.values() or not plain:
             types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
             raise ValueError(
                 f"{type(model).__name__} cannot be saved, since {name} is {described(tensor)}, "
-                f"{tensor.layout}: make it a dense tensor of {types}"
+                f"{type(tensor.data).__name__}, {tensor.layout}: make it a dense tensor of {types}"
             )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from facts.modules.linear_calls import stand_in
 from facts.modules.networks import autocast, evaluating, run
 from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.utils.batches import to_device
@@ -132,6 +133,7 @@ def pass_over(
 
     A batch of inputs alone has targets of None.
     """
+    model = stand_in(model)  # modules may keep what they compute, which inference mode makes useless for training
     device, found = next(model.parameters()).device, []
     with evaluating(model), torch.inference_mode(), autocast(device, precision):
         for batch in with_progress(batches, "evaluation"):

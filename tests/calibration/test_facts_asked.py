@@ -1,6 +1,7 @@
 """Facts that the network or its data are asked for: whose rows a layer gets, what data reach, which labels count."""
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
+from facts.moments.losses import (
+    SampledLabels,
+    kl_divergence,
+    summed_binary_cross_entropy,
+    summed_squared_error,
+)
 from tests.networks import make_vit
 
 QUICK = {"estimator": "kfac_reduce", "search": "uniform", "form": "plain", "ratio": 0.5}
@@ -15,16 +22,19 @@ UNITS = {"estimator": "kfac_reduce", "search": "uniform", "parts": "units", "rat
 
 
 class Rows(nn.Module):
-    """Tokens `[N, 4, 12]`, as rows sample by sample, or token by token."""
+    """Tokens `[N, 4, 12]`, as rows sample by sample, or token by token, flat or not."""
 
-    def __init__(self, by_token):
+    def __init__(self, by_token, flat=True):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second, self.out, self.by_token = *(nn.Linear(12, 12) for _ in range(3)), by_token
+        self.first, self.second, self.out = (nn.Linear(12, 12) for _ in range(3))
+        self.by_token, self.flat = by_token, flat
 
     def forward(self, x):
         rows = x.transpose(0, 1) if self.by_token else x
-        rows = torch.relu(self.first(rows.flatten(0, 1))).unflatten(0, rows.shape[:2])
+        shape = rows.shape[:2]
+        rows = torch.relu(self.first(rows.flatten(0, 1) if self.flat else rows))
+        rows = rows.unflatten(0, shape) if self.flat else rows
         x = rows.transpose(0, 1) if self.by_token else rows
         return self.out(torch.relu(self.second(torch.softmax(x @ x.mT, -1) @ x)).mean(1))
 
@@ -57,12 +67,29 @@ def batches(*shape, size=8, num=3, labels=True):
     return found if labels else [inputs for inputs, _ in found]
 
 
-def test_the_order_of_rows_does_not_matter():
-    """Rows in turns are told apart in batches of one sample, whatever the data's batches."""
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("estimator", ["facts", "kfac_reduce", "gfwsvd"])
+def test_the_order_of_rows_does_not_matter(estimator, flat):
+    """FACTS clips gradients by the median of a batch, so batches of one sample would give other ranks."""
+    data, options = batches(4, 12), QUICK | {"estimator": estimator}
+    first, other = (facts.compress(Rows(by, flat), data, **options) for by in (False, True))
+    assert first.plan == other.plan and {*first.plan} == {"first", "second"}
+    x = torch.randn(3, 4, 12)
+    torch.testing.assert_close(first.model(x), other.model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_are_sorted_are_told_apart_one_by_one(caplog):
+    class Sorted(Rows):
+        def forward(self, x):
+            order = x[..., 0].flatten().argsort()
+            rows = torch.relu(self.first(x.flatten(0, 1)[order]))
+            return self.out(torch.relu(self.second(rows[order.argsort()].unflatten(0, x.shape[:2]))).mean(1))
+
+    caplog.set_level("INFO")
     whole = batches(4, 12)
     single = [(x[None], y[None]) for batch in whole for x, y in zip(*batch, strict=True)]
-    first, other = (facts.compress(Rows(by), data, **QUICK) for by, data in ((False, single), (True, whole)))
-    assert first.plan == other.plan and {*first.plan} == {"first", "second"}
+    first, other = (facts.compress(Sorted(False), data, **QUICK) for data in (whole, single))
+    assert first.plan == other.plan and "rows of several samples in turns" in caplog.text
     x = torch.randn(3, 4, 12)
     torch.testing.assert_close(first.model(x), other.model(x), rtol=1e-3, atol=1e-5)
 
@@ -90,11 +117,49 @@ def test_labels_that_do_not_count(caplog):
     assert "only 8 of 32 samples have a label that counts" in caplog.text
 
 
-def test_one_output_needs_a_loss():
-    model, data = make_vit(dtype=torch.float32), batches(3, 16, 16)
-    model.reset_classifier(1)
-    with pytest.raises(ValueError, match="has one output, whose cross-entropy is zero for all labels: give loss="):
-        facts.compress(model, [(x, 0 * y) for x, y in data], **QUICK)
+class One(Rows):
+    """One output of each sample, `[N, 1]` or `[N]`."""
+
+    def forward(self, x):
+        return super().forward(x)[:, 0] if self.flat else super().forward(x)[:, :1]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("labels", "loss", "is_class"),
+    [
+        (lambda y: y * 0.5, summed_squared_error, False),
+        (lambda y: (y * 0.5)[:, None], summed_squared_error, False),
+        (lambda y: y % 2, summed_binary_cross_entropy, True),
+        (lambda y: y > 1, summed_binary_cross_entropy, True),
+    ],
+)
+def test_labels_of_one_output_are_used(labels, loss, is_class, flat):
+    data = [(x, labels(y)) for x, y in batches(4, 12)]
+    prepared = facts.prepare(One(False, flat), data)
+    assert prepared.loss is loss and (prepared.output_error is kl_divergence) == is_class
+    results = [facts.compress(One(False, flat), data, ratio=ratio) for ratio in (0.4, 0.9)]
+    distances = [result.summary.distance for result in results]
+    assert 0 < distances[1].mean < distances[0].mean and 0 < distances[1].share < 1
+    loaded = replace(results[0], output_error=None)  # as of a folder
+    assert facts.recover(loaded, data, epochs=1).summary.recovery.before == pytest.approx(distances[0].mean, rel=0.1)
+
+
+def test_labels_that_do_not_fit_one_output():
+    with pytest.raises(ValueError, match="integer labels of a network with one output must be 0 or 1, got 0 to 3"):
+        facts.compress(One(False), batches(4, 12), **QUICK)
+    with pytest.raises(ValueError, match=r"labels that are float32 \[6, 2\] do not fit outputs that are float32 \[6\]"):
+        facts.compress(One(False), [(x, torch.zeros(8, 2)) for x, _ in batches(4, 12)], **QUICK)
+
+
+@pytest.mark.parametrize("loss", [summed_squared_error, summed_binary_cross_entropy])
+def test_drawn_labels_of_one_output_follow_the_network(loss):
+    """The variance of the slope of a Gaussian is 1, of a logit p (1 - p)."""
+    outputs = torch.full((40000, 1), 0.7, requires_grad=True)
+    (slopes,) = torch.autograd.grad(SampledLabels(loss)(outputs, None), outputs)
+    p = torch.tensor(0.7).sigmoid().item()
+    assert slopes.mean().abs() < 0.02
+    assert slopes.var().item() == pytest.approx(1 if loss is summed_squared_error else p * (1 - p), rel=0.05)
 
 
 def test_names_come_before_patterns():
@@ -112,26 +177,3 @@ def test_what_is_trained_stays_so(trained, settings):
     assert all(each.requires_grad == (trained in name) for name, each in model.named_parameters())
     places = [name.replace(".left", ".weight").replace(".right", ".weight") for name, _ in result.named_parameters()]
     assert [each.requires_grad for each in result.parameters()] == [trained in name for name in places]
-
-
-def test_compiled_networks_are_those_that_were_compiled():
-    data = batches(3, 16, 16)
-    plain, other = make_vit(dtype=torch.float32), make_vit(dtype=torch.float32)
-    other.compile(backend="eager")
-    results = [facts.compress(each, data, **UNITS) for each in (plain, torch.compile(plain, backend="eager"), other)]
-    assert results[0].plan == results[1].plan == results[2].plan and len(results[0].plan) > 4
-    x = torch.randn(2, 3, 16, 16)
-    assert all(torch.equal(each.model(x), results[0].model(x)) for each in results)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
-def test_results_that_modules_keep_are_no_obstacle():
-    class Keeping(Rows):
-        def forward(self, x):
-            self.last = super().forward(x)
-            return self.last
-
-    model = Keeping(False)
-    nn.utils.weight_norm(model.second)
-    model(torch.randn(2, 4, 12)).sum().backward()
-    assert facts.compress(model, batches(4, 12), **QUICK).plan["first"]

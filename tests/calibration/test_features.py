@@ -130,7 +130,7 @@ def test_a_layer_of_an_output_that_does_not_count_is_left_alone():
     model = tower()
     prepared = facts.prepare(model, images(), outputs="last_hidden_state", parts="units")
     assert prepared.skipped["pooler.dense"] == "the loss does not depend on it"
-    assert facts.compress(prepared).summary.quality.distance.mean < 0.5
+    assert facts.compress(prepared).summary.distance.mean < 0.5
 
 
 def test_searches_that_train_on_labels_refuse_features():

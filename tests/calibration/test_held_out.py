@@ -93,11 +93,11 @@ def test_a_compression_does_not_depend_on_them():
     results = [facts.compress(make_model(), each, ratio=0.5) for each in (data, with_noise_in(data))]
     plain, noisy = results
     assert plain.plan == noisy.plan and same_weights(plain.model, noisy.model)
-    assert plain.summary.quality.distance.mean != noisy.summary.quality.distance.mean
-    assert plain.summary.quality.distance.num_samples == noisy.summary.quality.distance.num_samples == 32
+    assert plain.summary.distance.mean != noisy.summary.distance.mean
+    assert plain.summary.distance.num_samples == noisy.summary.distance.num_samples == 32
     taught = [facts.recover(plain, each, epochs=1, views=False) for each in (data, with_noise_in(data))]
     assert same_weights(taught[0].model, taught[1].model)
-    assert taught[0].summary.quality.recovery.before == plain.summary.quality.distance.mean
+    assert taught[0].summary.recovery.before == plain.summary.distance.mean
 
 
 def test_the_distance_is_theirs_with_its_standard_error(caplog):
@@ -108,7 +108,7 @@ def test_the_distance_is_theirs_with_its_standard_error(caplog):
     with torch.no_grad():
         pairs = zip(*(model.eval()(images).split(1) for model in (make_model(), result.model)), strict=True)
         errors = torch.stack([kl_divergence(*pair) for pair in pairs]).double()
-    found = result.summary.quality.distance
+    found = result.summary.distance
     assert found.mean == pytest.approx(errors.mean().item())
     assert found.standard_error == pytest.approx(errors.std().item() / len(errors) ** 0.5)
     assert (
@@ -120,12 +120,12 @@ def test_the_distance_is_theirs_with_its_standard_error(caplog):
 
 def test_too_few_to_tell(caplog):
     with caplog.at_level(logging.WARNING):
-        assert facts.compress(make_model(), image_batches([3])).summary.quality.distance is None
+        assert facts.compress(make_model(), image_batches([3])).summary.distance is None
     assert "too few to hold some out" in caplog.text
     result = facts.compress(make_model(), image_batches([8]))
-    assert result.summary.quality.distance.num_samples == 2 and "too few samples to tell" in str(result)
+    assert result.summary.distance.num_samples == 2 and "too few samples to tell" in str(result)
     recovered = facts.recover(result, image_batches([3]), epochs=1)
-    assert recovered.summary.quality.distance is None and "too few samples to hold some out" in str(recovered)
+    assert recovered.summary.distance is None and "too few samples to hold some out" in str(recovered)
 
 
 def test_data_that_change_from_pass_to_pass(caplog):
@@ -207,11 +207,11 @@ def test_outputs_that_become_nan_are_an_error_whatever_compares_them():
 def test_a_budget_that_is_too_small(caplog):
     with caplog.at_level(logging.WARNING):
         result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.3)
-    assert result.summary.quality.distance.is_too_far
+    assert result.summary.distance.is_too_far
     options = (
         'try form="pivoted", parts=("units", "tokens"), '
         'search="cors_fisher", '
         "facts.recover(result, data, minutes=10), or a larger budget"
     )
     assert f"); {options}" in caplog.text and f"the outputs are far off: {options}" in str(result)
-    assert facts.compress(make_model(), estimator="pela").summary.quality.distance is None  # nothing to compare on
+    assert facts.compress(make_model(), estimator="pela").summary.distance is None  # nothing to compare on

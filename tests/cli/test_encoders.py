@@ -76,7 +76,7 @@ def test_an_encoder_of_transformers_alone_and_in_a_pair(run, in_pair, photos, tm
     assert found["num_samples"] == len(images) == 6
     assert found["cosine"] == pytest.approx(similar.mean().item(), rel=1e-4)
     recovered = facts.recover(facts.load_compressed(tmp_path / "half"), [images], original=model, epochs=1)
-    assert recovered.summary.quality.recovery
+    assert recovered.summary.recovery
     recipe = replace(facts.models.ImageEncoder.of(whole), weights=str(weights))
     assert type(recipe.build()) is type(whole)  # from Python, a pair is itself
 

@@ -74,7 +74,7 @@ class TestError:
         """Compared with one hundredth less; all 32 samples fit both comparisons. One data pass serves all ratios."""
 
         def distance_at(ratio):
-            return facts.compress(model, batches, ratio=ratio, **OPTIONS).summary.quality.distance.mean
+            return facts.compress(model, batches, ratio=ratio, **OPTIONS).summary.distance.mean
 
         error = distance_at(0.5) * 1.001
         caplog.clear()
@@ -82,8 +82,8 @@ class TestError:
             result = facts.compress(model, batches, budget=Budget(error=error), **OPTIONS)
         assert sum("data pass" in message for message in caplog.messages) == 1
         found = result.summary.costs.bounds["flops"]
-        assert result.summary.quality.distance.mean == pytest.approx(distance_at(found))
-        assert result.summary.quality.distance.mean <= error and found <= 0.5
+        assert result.summary.distance.mean == pytest.approx(distance_at(found))
+        assert result.summary.distance.mean <= error and found <= 0.5
         assert distance_at(round(found - 0.01, 2)) > error
 
     def test_ratios_without_a_plan_are_too_small(self, model, batches):

@@ -44,7 +44,7 @@ def test_each_point_is_what_compress_gives_and_all_share_one_data_pass(prepared,
         alone = facts.compress(prepared, **options)
         assert (point.flops, point.params) == (alone.summary.after.flops, alone.summary.after.params)
         assert point.logit == pytest.approx(evaluate(alone.model)["logit"], abs=1e-5)
-        assert point.distance == pytest.approx(alone.summary.quality.distance.mean, rel=1e-3) and point.form == "plain"
+        assert point.distance == pytest.approx(alone.summary.distance.mean, rel=1e-3) and point.form == "plain"
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "points.csv"), points, check_dtype=False)
 
 

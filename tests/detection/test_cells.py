@@ -68,7 +68,7 @@ def test_a_detector_recovers(detection, detector, monkeypatch):
     losses = {"loss": detection.loss, "output_error": detection.output_error}
     result = facts.compress(facts.prepare(detector, calibration, **losses), ratio=0.3)
     recipe, outcomes = {"epochs": 6, "batch_size": 2, "views": False}, []
-    course = facts.recover(result, calibration, **recipe).summary.quality.recovery
+    course = facts.recover(result, calibration, **recipe).summary.recovery
     assert (course.num_samples, course.num_held_back) == (11, 4)  # and one image chooses the epoch
     assert course.after < course.before
     monkeypatch.setattr(recovery, "finetune", lambda *given: outcomes.append(finetune(*given)) or outcomes[-1])

@@ -131,7 +131,7 @@ class TestLayersAtOnce:
         monkeypatch.setattr(facts.Calibration, "moments", watched)
         model, execution = make_sharing(), Execution(memory=MemoryPolicy(layers_at_once=2, checkpoint_blocks=True))
         prepared = facts.prepare(model, image_batches([3]), execution=execution)
-        runs = [Runs(block.layer) for block in model.blocks]
+        runs = [Runs(block.layer) for block in prepared.model.blocks]
         prepared.decompositions(FACTS(num_iterations=2))
         assert num_held == [2] * 2 * 2
         # All run twice for the first group, in whose first layer the graph begins, and the last two for the second.

@@ -79,7 +79,7 @@ def recovered(accumulate: int) -> dict:
     result = facts.compress(make_model(), estimator="pela", ratio=0.6, form="plain")  # pivots may differ by rounding
     options = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 2, "accumulate": accumulate}
     again = facts.recover(result, image_batches([4] * 6), **options)
-    return {**again.model.state_dict(), "after": torch.tensor(again.summary.quality.recovery.after)}
+    return {**again.model.state_dict(), "after": torch.tensor(again.summary.recovery.after)}
 
 
 def failure() -> str:

@@ -62,7 +62,7 @@ def test_a_type_of_its_own_for_the_file(tmp_path):
     assert loaded.float()(images).equal(half.model(images)) and not half.model(images).equal(result.model(images))
     before, after = half.summary.costs.sizes
     assert before.types == after.types == "float16" and 2 * after.num_bytes == result.summary.costs.sizes[1].num_bytes
-    assert half.summary.quality.distance != result.summary.quality.distance
+    assert half.summary.distance != result.summary.distance
 
 
 def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):

@@ -1,0 +1,160 @@
+"""Given networks: what hides layers is taken off in a copy, which is run in their place; nothing is left in them."""
+
+import copy
+import pickle
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import facts
+from facts.modules.heads import PaddedHeads
+from tests.calibration.test_facts_asked import QUICK, UNITS, Rows, batches
+from tests.networks import make_vit
+
+
+def compiled(model):
+    model.compile(backend="eager")
+    return model
+
+
+def in_parts(model):
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    model.blocks[1] = nn.DataParallel(model.blocks[1])
+    return model
+
+
+def masked(model):
+    """Masks that leave all weights as they are, and others that are in the weights already."""
+    prune.identity(model.blocks[0].attn.qkv, "bias")
+    for layer in (model.blocks[0].attn.qkv, model.blocks[1].mlp.fc1):
+        prune.custom_from_mask(layer, "weight", (layer.weight != 0).float())
+        layer.weight_orig.data[layer.weight_mask == 0] = 7
+    return model
+
+
+def normed(model):
+    nn.utils.weight_norm(model.blocks[0].mlp.fc2)
+    nn.utils.spectral_norm(model.blocks[0].attn.proj)
+    model.eval()(torch.randn(2, 3, 16, 16))  # spectral_norm divides by the largest singular value
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.(weight|spectral)_norm:FutureWarning")
+@pytest.mark.parametrize("settings", [QUICK, UNITS, UNITS | {"parts": "units,tokens", "ratio": 0.4}])
+@pytest.mark.parametrize(
+    "wrap", [partial(torch.compile, backend="eager"), compiled, nn.DataParallel, in_parts, masked, normed]
+)
+def test_what_hides_layers_is_taken_off(wrap, settings):
+    """Nothing given is changed."""
+    plain, data, x = sparse_vit(), batches(3, 16, 16), torch.randn(2, 3, 16, 16)
+    given = wrap(sparse_vit())
+    if wrap is normed:
+        proj = plain.blocks[0].attn.proj
+        proj.weight.data = given.blocks[0].attn.proj.weight.detach()
+    before = state_of(given)
+    results = [facts.compress(each, data, **settings) for each in (plain, given)]
+    assert results[0].plan == results[1].plan and len(results[0].plan) > 4
+    torch.testing.assert_close(results[0].model(x), results[1].model(x), rtol=1e-4, atol=1e-5)
+    assert_same_state(given, before)
+
+
+def sparse_vit():
+    model = make_vit(dtype=torch.float32)
+    for layer in (model.blocks[0].attn.qkv, model.blocks[1].mlp.fc1):
+        layer.weight.data[:, ::3] = 0
+    return model
+
+
+def state_of(model):
+    """All that modules hold, by module and attribute: the objects, and a copy of what they hold."""
+    held = {(name, key): value for name, each in model.named_modules() for key, value in vars(each).items()}
+    tensors = {name: tensor.clone() for name, tensor in (*model.named_buffers(), *model.named_parameters())}
+    return held, {place: copy.copy(value) for place, value in held.items()}, tensors
+
+
+def assert_same_state(model, before):
+    (held, contents, tensors), (now, *_) = before, state_of(model)
+    assert held.keys() == now.keys() and all(now[place] is held[place] for place in held)
+    assert all(not isinstance(each, dict | list) or each == held[place] for place, each in contents.items())
+    assert all(each.equal(tensors[name]) for name, each in (*model.named_buffers(), *model.named_parameters()))
+
+
+class Keeping(Rows):
+    """Keeps its outputs and counts its calls."""
+
+    def __init__(self, flat=True):
+        super().__init__(False, flat)
+        self.register_buffer("num_calls", torch.zeros(()))
+        self.shapes = []
+
+    def forward(self, x):
+        self.last, self.found = super().forward(x), {"mask": x.new_ones(len(x))}
+        self.num_calls += 1
+        self.shapes.append(x.shape)
+        return self.last + 0 * self.found["mask"][:, None]
+
+
+@pytest.mark.parametrize("settings", [QUICK, {"search": "cors", "ratio": 0.5}, {"parts": "layers"}])
+def test_nothing_is_left_in_a_network(settings):
+    model, data = Keeping(), batches(4, 12)
+    model(data[0][0]).sum().backward()  # a result of operations cannot be copied
+    before, grads = state_of(model), [each.grad.clone() for each in model.parameters()]
+    result = facts.compress(model, data, **settings)
+    result.model(data[0][0]).sum().backward()  # nothing that inference made is left
+    recovered = facts.recover(result, data, epochs=1, original=model)
+    recovered.model(data[0][0]).sum().backward()
+    assert_same_state(model, before)
+    assert all(each.grad.equal(grad) for each, grad in zip(model.parameters(), grads, strict=True))
+
+
+def test_what_cannot_be_copied_is_named_before_any_work():
+    model = nn.Sequential(Rows(False))
+    model[0].second.guard = threading.Lock()
+    with pytest.raises(ValueError, match=r"Sequential cannot be copied.*lock.*: 0.second.guard needs a __deepcopy__"):
+        facts.compress(model, Unread(), **QUICK)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_quantised_networks_are_refused_as_such():
+    quantization = pytest.importorskip("torchao.quantization")
+    result = facts.compress(make_vit(dtype=torch.float32), batches(3, 16, 16), parts="units", ratio=0.5)
+    quantization.quantize_(result.model, quantization.Int8WeightOnlyConfig())
+    for run in (
+        lambda: facts.compress(result.model, Unread(), **QUICK),
+        lambda: facts.recover(result, Unread()),
+        lambda: facts.save_compressed(result, "never"),
+    ):
+        with pytest.raises(ValueError, match=r"blocks.0.* Int8Tensor"):
+            run()
+
+
+class Unread(list):
+    def __iter__(self):
+        raise AssertionError("the data are read")
+
+
+@pytest.mark.parametrize("parts", ["layers", "units", "units,tokens"])
+def test_hooks_that_watch_go_along(parts):
+    model, seen = make_vit(dtype=torch.float32), []
+    for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
+        model.blocks[0].get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+    result = facts.compress(model, batches(3, 16, 16), parts=parts, ratio=0.5)
+    seen.clear()
+    result.model(torch.randn(2, 3, 16, 16))
+    assert seen == ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
+
+
+@pytest.mark.parametrize("parts", ["layers", "units", "units,tokens"])
+def test_results_are_pickled_and_padded_heads_traced(parts):
+    result, x = facts.compress(make_vit(dtype=torch.float32), batches(3, 16, 16), parts=parts, ratio=0.5), torch.ones(2)
+    again = pickle.loads(pickle.dumps(result))
+    x = torch.randn(2, 3, 16, 16)
+    assert again.plan == result.plan and torch.equal(again.model(x), result.model(x))
+    for module in result.model.modules():
+        if isinstance(module, PaddedHeads):
+            x = torch.randn(2, 5, module.linear.in_features)
+            assert torch.equal(torch.fx.symbolic_trace(module)(x), module(x))
