@@ -67,7 +67,9 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     costs = replace(costs, sizes=(result.summary.costs.sizes[0], costs.sizes[1]))  # of the original as it is stored
     repaired = {name: each.num_repaired for name, each in decompositions.items() if each.num_repaired}
     # A method without what belongs to one budget.
-    method = Method(made.estimator, made.search, made.parts, made.widths, fit_bias=made.fit_bias, repaired=repaired)
+    method = Method(
+        made.estimator, made.search, made.parts, made.widths, made.tokens, fit_bias=made.fit_bias, repaired=repaired
+    )
     dense = replace(result, model=calibration.apply(plan, {}), plan=plan, summary=Summary(costs, method, Quality()))
     save_compressed(dense, folder)
     tensors = {

@@ -67,7 +67,7 @@ def test_cuts_are_the_compressions(case, tmp_path):
         assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
         assert found.summary.costs == replace(expected.summary.costs, latency={})
         assert found.summary.quality.predicted == expected.summary.quality.predicted
-        for name in ("form", "widths"):
+        for name in ("form", "widths", "tokens"):
             assert getattr(found.summary.method, name) == getattr(expected.summary.method, name), name
 
 
