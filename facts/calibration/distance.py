@@ -59,19 +59,25 @@ def distance(
     output_error: OutputError,
     precision: torch.dtype,
     num_parts: int = 1,
+    originals: list[Any] | None = None,
 ) -> Distance | None:
     """Compare the outputs of two networks on batches, shared by all processes; None if there are no batches.
 
-    `precision` is the autocast type; each batch is divided into `num_parts`. Raises `ValueError` for an error that is
-    not finite.
+    `precision` is the autocast type; each batch is divided into `num_parts`. `originals` are the original's outputs, if
+    an earlier call has computed them; an empty list is filled with them. Raises `ValueError` for an error that is not
+    finite.
     """
     original, changed = stand_in(original), stand_in(changed)
     device, information, num_zero = next(changed.parameters()).device, _Information(), 0
     own: list[tuple[float, int]] = []  # error and number of samples: one each if outputs can be divided
     with torch.inference_mode(), evaluating(original), evaluating(changed), autocast(device, precision):
-        for part, _ in (part for inputs, _ in batches for part in in_parts((inputs, None), num_parts)):
+        parts = (part for inputs, _ in batches for part, _ in in_parts((inputs, None), num_parts))
+        for number, part in enumerate(parts):
             part = to_device(part, device)
-            expected, found = run(original, part), run(changed, part)
+            if originals is not None and number == len(originals):
+                originals.append(run(original, part))
+            expected = run(original, part) if originals is None else originals[number]
+            found = run(changed, part)
             refuse_not_finite(expected, found)
             samples = list(_by_sample((expected, found), batch_size(part)))
             own += [(output_error(*outputs).item(), size) for outputs, size in samples]

@@ -6,13 +6,14 @@ price is found by bisection, and what it leaves of the budget goes into tokens a
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from facts.calibration.data import FirstSamples
+from facts.calibration.data import Batch, FirstSamples
 from facts.calibration.distance import distance
 from facts.parts import Part
 from facts.parts.base import Plan
@@ -57,7 +58,8 @@ class MILPSearch(Search):
             raise reason
         if problem.sensitivity is None:
             return min(plans, key=lambda each: each[1].error)
-        return min(plans, key=lambda each: measured(problem, each[0]))
+        batches, originals = list(FirstSamples(problem.sensitivity, NUM_COMPARED)), list[Any]()
+        return min(plans, key=lambda each: measured(problem, each[0], batches, originals))
 
     def _widths(
         self, problem: AllocationProblem, errors: Profile, tokens: Mapping[str, int | None]
@@ -78,16 +80,17 @@ class MILPSearch(Search):
         return {name: tokens[name] if name in tokens else chosen[name] for name in errors}, solution
 
 
-def measured(problem: AllocationProblem, plan: Plan) -> float:
-    """The mean error of the outputs with a plan on the sensitivity data."""
+def measured(problem: AllocationProblem, plan: Plan, batches: Iterable[Batch], originals: list[Any]) -> float:
+    """The mean error of the outputs with a plan; the `originals` are computed for the first one."""
     calibration = problem.calibration
     changed = calibration.apply(plan, problem.decompositions)
     found = distance(
         calibration.model,
         changed,
-        FirstSamples(problem.sensitivity_batches(), NUM_COMPARED),
+        batches,
         calibration.output_error,
         calibration.execution.precision,
+        originals=originals,
     )
     return math.inf if found is None else found.mean
 
