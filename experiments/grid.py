@@ -28,11 +28,11 @@ from experiments.config import (
     OF_TASKS,
     Experiment,
     compose,
-    composed,
     given_overrides,
     missing_packages,
     out_of_range,
     plain,
+    read_experiment,
 )
 from experiments.record import COSTS, METRICS, Record
 from facts.estimators import Estimator
@@ -198,12 +198,12 @@ def every_experiment() -> list[Experiment]:
 
 
 def is_named_for_profile(name: str) -> bool:
-    return is_for_profile(composed(f"experiment={name}").experiment)
+    return is_for_profile(read_experiment(name))
 
 
 def experiment_of(name: str) -> Experiment:
     """Read an experiment's file, without the overrides of the command line."""
-    return checked(composed(f"experiment={name}").experiment, name)
+    return checked(read_experiment(name), name)
 
 
 def checked(experiment: Experiment, name: str) -> Experiment:

@@ -55,7 +55,8 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
         console.print(table)
     times = times_of(folder, tables)
     table = Table("", "cells", "time", "memory on the device", "disk", title="Needs of the open cells, nothing cached")
-    table.caption = "Times are sums of medians of earlier cells with the same network and method, or only network."
+    table.caption = "Times are sums of medians of earlier cells with the same network and method, or, if nothing is "
+    table.caption += "trained, with the same network. docs/reproducing.md has estimates for one A100."
     parts = {name: [cell for cell in left if cell.experiment == name] for name in tables} | {"together": left}
     for name, cells in parts.items():
         if cells:
@@ -138,8 +139,9 @@ def time_of(cells: list[GridCell], times: dict[tuple[str, ...], list[float]]) ->
 
 
 def seconds_of(config: DictConfig, times: dict[tuple[str, ...], list[float]]) -> list[float]:
-    """Find earlier times with the same network and method, otherwise with the same network."""
-    return times.get(choices(config, NETWORK + METHOD)) or times.get(choices(config, NETWORK), [])
+    """Find earlier times with the same network and method; if nothing is trained, otherwise with the same network."""
+    trains = any(config.get(group) for group in ("finetuning", "stages", "pruning"))
+    return times.get(choices(config, NETWORK + METHOD)) or ([] if trains else times.get(choices(config, NETWORK), []))
 
 
 def needs_of(columns: Iterable[list[DictConfig]]) -> tuple[int, int]:

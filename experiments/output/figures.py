@@ -41,6 +41,7 @@ from experiments.output.style import (
     WIDTH,
     Drawing,
     Records,
+    error_of,
     metrics_of,
     panels,
     say,
@@ -48,17 +49,19 @@ from experiments.output.style import (
 )
 from experiments.output.tables import flops_unit
 from experiments.paper import paper_values
-from experiments.record import Record, mean_ranks, standard_error, unpacked
+from experiments.record import Record, mean_ranks, unpacked
 from facts.cost.timing import Speed
 from facts.utils.files import replacing
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
 
 CHARACTERS_OF_LABEL = 10  # per line
+CHARACTERS_OF_DEVICE = 12  # the same
 CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are rotated
 MOST_LABELS = 12  # beside each other on an axis
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
+THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # error bars of many curves
 BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
 PIVOTED = ", pivoted"
 COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
@@ -66,7 +69,7 @@ CHARACTERS_PER_INCH = 15  # of a title
 
 NUM_DRAWS = 1000
 INTERVAL = (2.5, 97.5)  # percentiles
-INCHES_A_ROW = 0.15
+INCHES_A_ROW = 0.17
 RANKING_COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minutes", "on_front"]
 
 BARS = {
@@ -89,25 +92,23 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     places, scale = places_of([*experiment.rows])
     axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%] ± standard error", xscale=scale)
     axes.minorticks_off()
-    values = metrics_of(records, metric).dropna()
+    values = metrics_of(records, metric).dropna(subset=metric)
     if values.empty:
         say(axes)
-    known = {place: record.outcomes for place, record in records.items() if record and metric in record.outcomes}
-    errors = {place: standard_error(unpacked(outcomes[metric])) for place, outcomes in known.items()}
-    values["standard_error"] = [errors.get(place, np.nan) for place in zip(values.row, values.column, strict=True)]
     for number, (column, color, marker) in enumerate(zip(experiment.columns, cycle(CURVES), cycle(MARKERS))):
         own = values[values.column == column].set_index("row").reindex(experiment.rows)
         own = own.iloc[np.argsort(places)]
         x, beside = np.sort(places), BESIDE * number
         x = x * (x[-1] / x[0]) ** beside if scale == "log" else x + (np.ptp(x) or 1) * beside
         axes.errorbar(x, own[metric], own.standard_error, marker=marker, color=color, capsize=2, label=column)
-    if errors:
+    if values.standard_error.any():
         low, high = axes.get_ylim()
         room = max(0, LEAST_SPAN - (high - low)) / 2
         axes.set_ylim(low - room, high + room)
     labels = [fill(row, CHARACTERS_OF_LABEL, break_long_words=False) for row in experiment.rows]
     widest = max(len(line) for label in labels for line in label.splitlines())
-    axes.set_xticks(places, labels, **(TURNED if widest * len(labels) > CHARACTERS_OF_AXIS else {}))
+    is_wide = widest * len(labels) > CHARACTERS_OF_AXIS
+    axes.set_xticks(places, [*experiment.rows] if is_wide else labels, **(TURNED if is_wide else {}))
     axes.margins(x=0.08)
     share_legend(figure, len(experiment.columns))
     return figure, values
@@ -125,14 +126,14 @@ def places_of(rows: list[str]) -> tuple[np.ndarray, str]:
 
 def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot top-1 against FLOPs by network, one curve per method; unranked methods are a horizontal line."""
-    points = metrics_of(records, "gflops", "top1").dropna()
+    points = metrics_of(records, "gflops", "top1").dropna(subset=["gflops", "top1"])
     points.insert(0, "network", [column.partition(",")[0] for column in points.pop("column")])
     points = points.rename(columns={"row": "method"})
     networks = dict.fromkeys(column.partition(",")[0] for column in experiment.columns)
     unit, per_gflop = flops_unit(points.gflops)
     ranked = (row for row in experiment.rows if row not in experiment.unranked)
     curves = {row: style for row, *style in zip(ranked, cycle(CURVES), cycle(MARKERS))}
-    figure, every = panels(len(networks), 3.4)
+    figure, every = panels(len(networks), 2.4 + INCHES_A_ROW * -(-len(experiment.rows) // 2))
     for axes, network in zip(every, networks, strict=True):
         axes.set(title=network, xlabel=unit)
         own = points[points.network == network]
@@ -141,10 +142,11 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
         for method, curve in own.groupby("method", sort=False):
             if method in curves:
                 curve, (color, marker) = curve.sort_values("gflops"), curves[method]
-                axes.plot(per_gflop * curve.gflops, curve.top1, marker=marker, color=color, label=method)
+                style = {"marker": marker, "color": color, "label": method}
+                axes.errorbar(per_gflop * curve.gflops, curve.top1, curve.standard_error, **style, **THIN)
             else:
                 axes.axhline(curve.top1.max(), color=BLACK, linestyle="--", label=method)
-    every[0].set_ylabel("top-1 [%]")
+    every[0].set_ylabel("top-1 [%] ± standard error")
     share_legend(figure, 2)
     return figure, points
 
@@ -152,11 +154,16 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
 def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot top-1 against FLOPs, and against time where measured, with one curve per method and form."""
     lines = [
-        (row.removesuffix(PIVOTED), *(record.config[key] for key in ("form", "ratio")), *_costs(record.metrics))
+        (
+            row.removesuffix(PIVOTED),
+            *(record.config[key] for key in ("form", "ratio")),
+            *_costs(record.metrics),
+            error_of(record, "top1"),
+        )
         for (row, _), record in records.items()
         if record
     ]
-    points = pd.DataFrame(lines, columns=["method", "form", "ratio", *COSTS, "top1"])
+    points = pd.DataFrame(lines, columns=["method", "form", "ratio", *COSTS, "top1", "standard_error"])
     unit, per_gflop = flops_unit(points.gflops.dropna())
     shown = points.assign(gflops=per_gflop * points.gflops)
     colors = dict(zip(points.method.unique(), cycle(CURVES), strict=False))
@@ -169,8 +176,9 @@ def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
         for method, curves in measured.groupby("method", sort=False):
             for form, line in (("plain", "o--"), ("pivoted", "s-")):
                 curve = curves[curves.form == form].sort_values("ratio")
-                axes.plot(curve[cost], curve.top1, line, color=colors[method], label=f"{method}, {form}")
-    every[0].set_ylabel("top-1 [%]")
+                style = {"fmt": line, "color": colors[method], "label": f"{method}, {form}"}
+                axes.errorbar(curve[cost], curve.top1, curve.standard_error, **style, **THIN)
+    every[0].set_ylabel("top-1 [%] ± standard error")
     share_legend(figure, 3)
     return figure, points
 
@@ -189,7 +197,9 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     methods = ranked(experiment, records)
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
     left.set(xlabel="mean rank, 95 % interval")
-    right.set(xlabel="minutes, mean", ylabel=f"{experiment.metrics[experiment.ranked_by]} [%], mean", xscale="log")
+    mean = f"mean over the table's {len(experiment.columns)} columns"
+    right.set(xlabel=f"minutes, {mean}", xscale="log")
+    right.set_ylabel(f"{experiment.metrics[experiment.ranked_by]} [%], {mean}")
     if methods.empty:
         say(left)
         say(right)
@@ -203,6 +213,7 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     left.set_yticks(range(len(methods)), labels, fontsize=6)
     left.invert_yaxis()
     left.margins(y=0.02)
+    right.margins(x=0.1)  # the first number is to the left of its point
     front = methods[methods.on_front].sort_values("minutes")
     right.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
     sides = cycle((("right", "bottom"), ("left", "top")))  # alternating, since neighbours may be close
@@ -258,14 +269,14 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
     bars = pd.DataFrame(found, columns=SPEED_COLUMNS)
     figure, every = panels(len(columns), 2.4)
     for axes, column in zip(every, columns, strict=True):
-        axes.set(title=column, ylabel="images / s", yscale="log")
+        axes.set(title=column, ylabel="images / s")
         groups = dict(list(bars[bars.column == column].groupby("row", sort=False)))
         for place, (row, group) in enumerate(groups.items()):
             _draw(axes, place, group, hatch=None if records[row, column] else PUBLISHED)
         if not groups:
             say(axes)
-        axes.set_xticks(range(len(groups)), groups, fontsize=6)
-        axes.margins(y=0.15)
+        axes.set_xticks(range(len(groups)), [fill(row, CHARACTERS_OF_DEVICE) for row in groups], fontsize=6)
+        set_height(axes, bars[bars.column == column].throughput.dropna())
     measured = bars.dropna(subset="throughput")
     handles = [
         Patch(color=color, label=label) for name, (label, color) in BARS.items() if name in set(measured.network)
@@ -273,7 +284,11 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
     if handles and None in records.values():
         handles.append(Patch(facecolor="white", edgecolor=BLACK, hatch=PUBLISHED, label="the paper's"))
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=6, frameon=False)
+        style = {"ncols": len(handles), "fontsize": 6, "frameon": False, "title_fontsize": 6}
+        title = (
+            "Lines: half the interquartile range to both sides. Numbers: times the original (2:4: in half precision)."
+        )
+        figure.legend(handles=handles, loc="outside lower center", title=title, **style)
     return figure, measured
 
 
@@ -307,9 +322,19 @@ def _draw(axes: Axes, place: int, bars: pd.DataFrame, hatch: str | None) -> None
             axes.text(left, 0, "n.a.", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=5)
             continue
         error, color = bar.spread * bar.throughput / 2, BARS[bar.network][1]
-        axes.bar(left, bar.throughput, width, color=color, yerr=error, hatch=hatch, edgecolor=BLACK, lw=0.3)
+        style: dict[str, Any] = {"error_kw": {"elinewidth": 0.6}, "hatch": hatch, "edgecolor": BLACK, "lw": 0.3}
+        axes.bar(left, bar.throughput, width, color=color, yerr=error, **style)
         if pd.notna(bar.ratio):
-            axes.annotate(f"{bar.ratio:.2f}", (left, bar.throughput), ha="center", va="bottom", fontsize=5)
+            axes.annotate(f"{bar.ratio:.2f}", (left, bar.throughput + error), ha="center", va="bottom", fontsize=5)
+
+
+def set_height(axes: Axes, speeds: pd.Series) -> None:
+    """Let bars start at zero, or at a power of ten if the speeds differ by more than one."""
+    if speeds.empty or speeds.max() < 10 * speeds.min():
+        axes.set_ylim(0, 1.15 * speeds.max() if len(speeds) else 1)
+    else:
+        low, high = np.floor(np.log10(speeds.min())), np.ceil(np.log10(1.3 * speeds.max()))
+        axes.set(yscale="log", ylim=(10**low, 10**high))
 
 
 OF_ACCURACY = (ablation, forms, ranking, steps, throughput)

@@ -1,11 +1,13 @@
 """Figures of layers: couplings of tokens, terms that the method drops, and measured and predicted sensitivities."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import scipy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from experiments.config import Experiment
 from experiments.output.style import (
@@ -59,7 +61,7 @@ def motivation(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
     figure, (first, second, third) = panels(3, 2.9)
     values = _draw_map(first, records[row, column], column) + _draw_tokens(second, records[row, column], column)
     values += _draw_similarity(third, {(name, column): records[name, column] for name in estimators})
-    return figure, joined(values, [*COLUMNS, "estimator", "cosine", "cosine_error", "top1"])
+    return figure, joined(values, [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "standard_error"])
 
 
 def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -70,6 +72,7 @@ def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.
     found = []
     for axes, column in zip(every, experiment.columns, strict=False):
         axes.set(title=column, xlabel="layer, in order", ylabel="cross-token / token-local")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         record = records[row, column]
         if not (record and record.analysis):
             say(axes)
@@ -126,15 +129,20 @@ def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataF
 
 
 def _draw_similarity(axes: Axes, records: Records) -> list[pd.DataFrame]:
-    axes.set(xlabel="cosine to the empirical Fisher", ylabel="top-1 [%]")
-    axes.margins(x=0.5, y=0.1)
-    points = metrics_of(records, "cosine", "cosine_error", "top1").dropna().rename(columns={"row": "estimator"})
+    axes.set(xlabel="cosine to the empirical Fisher", ylabel="top-1 [%] ± standard error")
+    axes.margins(x=0.2, y=0.1)
+    points = metrics_of(records, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
+    points = points.rename(columns={"row": "estimator"})
     if points.empty:
         say(axes)
         return []
-    axes.errorbar(points.cosine, points.top1, xerr=points.cosine_error, fmt="o", color=VERMILION)
-    for point in points.itertuples():
-        axes.annotate(point.estimator, (point.cosine, point.top1), (4, -2), textcoords="offset points", fontsize=6)
+    errors = {"xerr": points.cosine_error, "yerr": points.standard_error}
+    axes.errorbar(points.cosine, points.top1, **errors, fmt="o", color=VERMILION, elinewidth=0.6)
+    middle = (points.cosine.min() + points.cosine.max()) / 2
+    for point in points.itertuples():  # labels point inwards, so that none crosses the frame
+        shift, side = ((4, 3), "left") if point.cosine < middle else ((-4, 3), "right")
+        place: dict[str, Any] = {"xytext": shift, "textcoords": "offset points", "ha": side, "fontsize": 6}
+        axes.annotate(point.estimator, (point.cosine, point.top1), **place)
     return [points]
 
 
@@ -192,7 +200,7 @@ def fisher_prediction(experiment: Experiment, records: Records) -> tuple[Figure,
         if points:
             ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
             axes.plot(ends, ends, color=BLACK, linewidth=0.7)
-            axes.legend(loc="upper left")
+            axes.legend(loc="lower right")
     return figure, joined(points, ["column", "prediction", "layer", "rank", "measured", "predicted"])
 
 

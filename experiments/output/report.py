@@ -259,13 +259,16 @@ def _pareto(group: list[Result], column: str) -> Figure:
             places = [
                 [result.entries[row, column, metric] for metric in ("gflops", experiment.ranked_by)] for result in group
             ]
-            values = [[getattr(entry, source) for entry in place] for place in places]
-            points = np.array(sorted(pair for pair in values if None not in pair)).reshape(-1, 2) * (per_gflop, 1)
+            values = [
+                [*(getattr(entry, source) for entry in place), place[1].standard_error or 0 if source == "ours" else 0]
+                for place in places
+            ]
+            points = np.array(sorted(each for each in values if None not in each)).reshape(-1, 3) * (per_gflop, 1, 1)
             if is_dense(overrides):
                 axes.axhline(points[0, 1] if len(points) else nan, color=INK, linestyle=":", linewidth=1, label=row)
             else:
                 color, marker = next(styles)
-                axes.plot(*points.T, line, marker=marker, color=color, label=row)
-    figure.axes[0].set_ylabel(experiment.metrics[experiment.ranked_by])
+                axes.errorbar(*points.T, fmt=line, marker=marker, color=color, label=row, elinewidth=0.6)
+    figure.axes[0].set_ylabel(f"{experiment.metrics[experiment.ranked_by]} ± standard error")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

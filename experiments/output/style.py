@@ -1,6 +1,7 @@
 """Shared style and parts of all figures, and values of records."""
 
 from collections.abc import Callable
+from math import nan
 from typing import Any
 
 import pandas as pd
@@ -8,11 +9,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.record import Record
+from experiments.record import Record, standard_error, unpacked
 
 # Okabe and Ito's colours, which the colour-blind can distinguish.
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
-CURVES = (BLUE, VERMILION, GREEN, ORANGE, "#CC79A7", "#56B4E9")  # of methods, in order; black is the original's
+CURVES: tuple[str, ...] = (
+    BLUE,
+    VERMILION,
+    GREEN,
+    ORANGE,
+    "#CC79A7",
+    "#56B4E9",
+)  # of methods, in order; black is the original's
+CURVES += (
+    "#882255",
+    "#999933",
+    "#332288",
+    "#7F4F24",
+    "#44AA99",
+    "#AA4499",
+    "#117733",
+    "#E3B7D0",
+)  # Tol's, for more methods
 MARKERS = "osD^vPX"
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -48,9 +66,15 @@ def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
 
 
 def metrics_of(records: Records, *metrics: str) -> pd.DataFrame:
-    """Collect metrics by row and column, one line per record; NaN where a record lacks one."""
-    found = [(*place, *map(record.metrics.get, metrics)) for place, record in records.items() if record]
-    return pd.DataFrame(found, columns=["row", "column", *metrics])
+    """Collect metrics by row and column, and the last one's error, one line per record; NaN where it lacks one."""
+    known = {place: record for place, record in records.items() if record}
+    found = [(*place, *map(each.metrics.get, metrics), error_of(each, metrics[-1])) for place, each in known.items()]
+    return pd.DataFrame(found, columns=["row", "column", *metrics, "standard_error"])
+
+
+def error_of(record: Record, metric: str) -> float:
+    """Compute the standard error of a metric that is a share of test samples; NaN for others."""
+    return standard_error(unpacked(record.outcomes[metric])) if metric in record.outcomes else nan
 
 
 def share_legend(figure: Figure, columns: int) -> None:

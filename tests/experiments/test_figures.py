@@ -4,11 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.figures import DRAWINGS, ablation, draw_figure, ranking
+from experiments.output.figures import DRAWINGS, ablation, draw_figure, ranking, set_height, steps
 from experiments.output.layer_figures import INTERPOLATED_LAYERS
 from experiments.record import Record, packed
 from tests.records import demo, make_record, make_summary
@@ -133,3 +134,23 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
     assert methods.on_front.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best  1", "quick  2", "poor  3"]
     assert [text.get_text() for text in figure.axes[1].texts] == [" 2 ", " 1 "]
+
+
+def test_steps_have_standard_errors_and_a_colour_for_each_of_many_methods():
+    records = {f"method {number}": judged(150 + number, 0) for number in range(14)}
+    for number, record in enumerate(records.values()):
+        record.metrics["gflops"] = 2.0 + number
+    figure, values = steps(drawing("steps", *records), {(row, "Net"): record for row, record in records.items()})
+    assert values.standard_error.iloc[0] == pytest.approx(3.07, abs=0.01)
+    axes = figure.axes[0]
+    assert len({container.lines[0].get_color() for container in axes.containers}) == len(records)
+    assert axes.containers[0].has_yerr and "standard error" in axes.get_ylabel()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "scale", "lowest"), [([3000, 3440], "linear", 0), ([30.2, 4000], "log", 10), ([], "linear", 0)]
+)
+def test_bars_of_speed_stand_on_zero_or_on_a_power_of_ten(speeds, scale, lowest):
+    axes = Figure().subplots()
+    set_height(axes, pd.Series(speeds, dtype=float))
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == (scale, lowest) and axes.get_ylim()[1] > max(speeds, default=0)

@@ -5,10 +5,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from experiments.cell import results_folder
 from experiments.grid import GridCell
-from experiments.plan import latest_records, needs_of, state_of
+from experiments.plan import NETWORK, choices, latest_records, needs_of, seconds_of, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
 from experiments.workers import share_data_pass
@@ -22,6 +23,13 @@ def test_a_plan_shows_every_cell_without_running_any(command, tmp_path):
     assert printed.count("to do") == 3 + 14
     assert re.search(r"together +│ 17 .* unknown ", printed)
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
+
+
+@pytest.mark.parametrize(("trained", "seconds"), [({}, [7.0]), ({"finetuning": {"name": "pruned"}}, [])])
+def test_what_trains_does_not_take_the_time_of_what_does_not(trained, seconds):
+    network = {group: {"name": group} for group in NETWORK}
+    config = OmegaConf.create({**network, "estimator": {"_target_": "facts.estimators.FACTS"}, **trained})
+    assert seconds_of(config, {choices(network, NETWORK): [7.0]}) == seconds
 
 
 def state(config) -> str:
