@@ -19,7 +19,7 @@ NUM_CELLS = 5  # DeiT-B's Baseline, SVD-LLM, GFWSVD, FACTS and FACTS + CoRS
 LEFT_OUT = [f"columns.{name}-B" for name in ("Swin", "ConvNeXt", "MambaVision")]
 LEFT_OUT += [f"rows.{name}" for name in ("FW-SVD", "ASVD", "FLAR-SVD", "PELA")]
 TABLE = ["experiment=classification_50", *(f"~experiment.{part}" for part in LEFT_OUT)]
-TABLE += ["task.mini.num_calibration=64", "tracking=off"]
+TABLE += ["task.mini.num_calibration=64", "tracking=off", "seeds=1"]
 
 
 def stamps(results: Path) -> dict[str, int]:
