@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from facts.cost.probe import Probe
@@ -101,7 +102,7 @@ def refuse_unfit_network(model: nn.Module) -> None:
     if any(parameter.is_mps for parameter in model.parameters()):
         raise ValueError("an Apple GPU (MPS) cannot compute in float64, which decides ranks: use the CPU, model.cpu()")
     for name, parameter in model.named_parameters():
-        if type(parameter.data) is not Tensor:  # torchao's, DTensor
+        if is_traceable_wrapper_subclass(parameter.data):  # torchao's, DTensor
             kind = type(parameter.data).__name__
             raise ValueError(
                 f"{name} of {type(model).__name__} is a {kind}, no plain tensor: if the network is quantised or "
