@@ -13,24 +13,9 @@ from experiments.record import Record, standard_error, unpacked
 
 # Okabe and Ito's colours, which the colour-blind can distinguish.
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
-CURVES: tuple[str, ...] = (
-    BLUE,
-    VERMILION,
-    GREEN,
-    ORANGE,
-    "#CC79A7",
-    "#56B4E9",
-)  # of methods, in order; black is the original's
-CURVES += (
-    "#882255",
-    "#999933",
-    "#332288",
-    "#7F4F24",
-    "#44AA99",
-    "#AA4499",
-    "#117733",
-    "#E3B7D0",
-)  # Tol's, for more methods
+# Two more of theirs, then Tol's.
+FURTHER = ("#CC79A7", "#56B4E9", "#882255", "#999933", "#332288", "#7F4F24", "#44AA99", "#AA4499", "#117733", "#E3B7D0")
+CURVES = (BLUE, VERMILION, GREEN, ORANGE, *FURTHER)  # of methods, in order; black is the original's
 MARKERS = "osD^vPX"
 STYLE: dict[Any, Any] = {
     "font.size": 8,

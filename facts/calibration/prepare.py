@@ -34,7 +34,7 @@ from facts.moments.losses import (
     scales_of,
     summed_cross_entropy,
 )
-from facts.parts import find, kinds_of, rewritten
+from facts.parts import Part, find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
 from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
 from facts.utils.cache import name_of
@@ -88,11 +88,8 @@ def prepare(
     form = form or default_form(model, execution.precision)
     refuse_unknown_form(form)
     bound_form = FORMS[form](execution.precision)
-    given, first = (None, None) if data is None else read(data, model)
-    batches, compared = given, as_batches(held_out, model)
-    if given is not None and first is not None and compared is None:
-        batches, compared = divide(given, first)
-    inputs, targets = first or (None, None)
+    given, (inputs, targets) = (None, (None, None)) if data is None else read(data, model)
+    batches, compared = _divided(given, (inputs, targets), held_out, model, execution.precision)
     is_divided = inputs is not None and has_row_per_sample(inputs)
     example = meta_input(model, input_shape) if input_shape else None
     if example is None and is_divided:
@@ -104,8 +101,6 @@ def prepare(
     own_loss = not (loss is None or isinstance(loss, SampledTargets))
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     may_miss = may_miss and is_divided
-    if held_out is not None and (unseen := first_of(compared or ())):
-        Probe.of(model, unseen[0], precision=execution.precision)  # refuses what it cannot read
     further = () if batches is None else FirstSamples(batches, NUM_TO_REACH)
     sample = first_inputs if kinds_of(parts) else inputs
     probe = Probe.of(model, sample, example, execution.precision, may_miss, further)
@@ -123,12 +118,10 @@ def prepare(
         refuse_unfit_functions(model, probe.outputs, targets, loss if own_loss else None, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     if may_miss:
-        unused = _unused(selection, probe, chosen_loss, targets, execution.precision)
-        selection = selection.without(unused, NOT_REACHED)
+        selection = selection.without(_unused(selection, probe, chosen_loss, targets, execution.precision), NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
-    in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
-    if batches is not None and any(probe.by_token.intersection(layers) for layers in in_heads):
-        batches = OneByOne(batches)  # whose rows are in one order, also within heads
+    if batches is not None and _are_mixed_in_heads(found.values(), probe):
+        batches = OneByOne(batches)
     return Calibration(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -136,7 +129,7 @@ def prepare(
         kinds=parts,
         form=bound_form,
         data=batches,
-        held_out=compared or (),
+        held_out=compared,
         loss=chosen_loss,
         output_error=output_error,
         execution=execution,
@@ -148,6 +141,30 @@ def prepare(
         draws_labels=not own_loss,
         by_token=probe.by_token,
     )
+
+
+def _divided(
+    given: Iterable[Batch] | None,
+    first: Batch,
+    held_out: Iterable[Any] | None,
+    model: nn.Module,
+    precision: torch.dtype,
+) -> tuple[Iterable[Batch] | None, Iterable[Batch]]:
+    """The samples to work with and those held out, a part of the given ones unless there are others.
+
+    Raises `ValueError` for held-out data that the network cannot read.
+    """
+    compared = as_batches(held_out, model)
+    if compared is None:
+        return (None, ()) if given is None else divide(given, first)
+    if unseen := first_of(compared):
+        Probe.of(model, unseen[0], precision=precision)
+    return given, compared
+
+
+def _are_mixed_in_heads(parts: Iterable[Part], probe: Probe) -> bool:
+    """Whether linears within heads get rows of several samples in turns, since the layers around them go by token."""
+    return any(probe.by_token.intersection(part.layers) for part in parts if not {*part.linears} <= {*part.layers})
 
 
 def _refuse_unfit_arguments(

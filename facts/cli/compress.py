@@ -126,15 +126,7 @@ def compress(
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     result = rounded(result, stored, of_original)
     print(result)
-    if elastic:
-        facts.save_elastic(result, out)
-        size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
-        print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB. Above is one cut of it;")
-        print(f"`facts cut {out} --ratio 0.6 --out FOLDER` makes another in seconds, without data")
-    else:
-        facts.save_compressed(result, out, dtype=stored)  # before the evaluation, which may fail
-        half = ", in half precision: `.float()` computes with it in float32" * (stored != torch.float32)
-        print(f"\nsaved to {out}{half}")
+    _save(result, out, elastic, stored)  # before the evaluation, which may fail
     if reason := nothing_to_evaluate(task) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
     else:
@@ -147,9 +139,26 @@ def compress(
     warn_if_nothing_gained(result)
 
 
+def _save(result: "CompressionResult", out: Path, elastic: bool, dtype: "torch.dtype") -> None:
+    """Save a result, or a folder for every budget, and print what it is."""
+    import torch
+
+    import facts
+
+    if elastic:
+        facts.save_elastic(result, out)
+        size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+        print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB. Above is one cut of it;")
+        print(f"`facts cut {out} --ratio 0.6 --out FOLDER` makes another in seconds, without data")
+    else:
+        facts.save_compressed(result, out, dtype=dtype)
+        half = ", in half precision: `.float()` computes with it in float32" * (dtype != torch.float32)
+        print(f"\nsaved to {out}{half}")
+
+
 def warn_if_nothing_gained(result: "CompressionResult") -> None:
     """Say last, as a warning, that a recovery brought nothing."""
-    course = result.summary.quality.recovery
+    course = result.summary.recovery
     if course and course.gained_nothing:
         log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
 

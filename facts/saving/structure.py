@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from facts.modules.forms import Layout, PivotedLinear
 from facts.modules.networks import tensors_of
@@ -33,7 +34,7 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
 def refuse_unsavable(model: nn.Module) -> None:
     """Raises `ValueError` for a tensor of a type or layout that safetensors or the manifest cannot hold."""
     for name, tensor in (tensors_of(model) | unsaved_buffers(model)).items():
-        plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
+        plain = not is_traceable_wrapper_subclass(tensor.data) and tensor.layout == torch.strided
         if tensor.dtype not in DTYPES.values() or not plain:
             types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
             raise ValueError(

@@ -81,7 +81,7 @@ class MILPSearch(Search):
 
 
 def measured(problem: AllocationProblem, plan: Plan, batches: Iterable[Batch], originals: list[Any]) -> float:
-    """The mean error of the outputs with a plan; the `originals` are computed for the first one."""
+    """The mean error of the outputs with a plan; the original's, `originals`, are computed for the first one."""
     calibration = problem.calibration
     changed = calibration.apply(plan, problem.decompositions)
     found = distance(
