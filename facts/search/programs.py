@@ -6,7 +6,7 @@ price is found by bisection, and what it leaves of the budget goes into tokens a
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -97,14 +97,10 @@ def measured(problem: AllocationProblem, plan: Plan, batches: Iterable[Batch], o
 
 @dataclass(frozen=True)
 class TokenProgram:
-    """Token counts on offer and errors of all parts, for a problem in which some parts shorten others' inputs.
-
-    The errors of tokens are multiplied by `discount`.
-    """
+    """Token counts on offer and errors of all parts, for a problem in which some parts shorten others' inputs."""
 
     problem: AllocationProblem
     errors: Profile
-    discount: float = 1.0
 
     @cached_property
     def chains(self) -> list[list[Part]]:
@@ -143,26 +139,25 @@ class TokenProgram:
                 known = {part.tokens: 0.0} | {rank: error for rank, error in self.errors[part.name].items() if rank}
                 ranks = sorted(known)
                 errors = np.interp(counts, ranks, [known[rank] for rank in ranks])
-                found[part.name] = dict(
-                    zip(counts, (self.discount * np.maximum.accumulate(errors)).tolist(), strict=True)
-                )
+                found[part.name] = dict(zip(counts, np.maximum.accumulate(errors).tolist(), strict=True))
         return found
 
-    def tokens_at(self, price: float, most: float = math.inf) -> Plan:
+    def tokens_at(self, price: float, most: float = math.inf, discount: float = 1.0) -> Plan:
         """The counts of all blocks with the least errors plus cost at a price, which costs a whole budget.
 
-        No block merges more than the fraction `most` of the tokens.
+        No block merges more than the fraction `most` of the tokens. Their errors are multiplied by `discount`.
         """
-        return {name: count for chain in self.chains for name, count in self._chain_at(chain, price, most).items()}
+        plans = (self._chain_at(chain, price, most, discount) for chain in self.chains)
+        return {name: count for plan in plans for name, count in plan.items()}
 
-    def _chain_at(self, chain: list[Part], price: float, most: float) -> Plan:
+    def _chain_at(self, chain: list[Part], price: float, most: float, discount: float) -> Plan:
         counts = [*self.cumulative[chain[0].name]]
         start = np.full(len(counts), np.inf)
         start[0] = 0.0  # all tokens enter the first block
         origins, steps = [], np.subtract.outer(counts, counts)
         for part in chain:
-            errors = np.array([*self.cumulative[part.name].values()])
-            within = np.array([self._blocks[part.name][count](price) for count in counts])
+            errors = discount * np.array([*self.cumulative[part.name].values()])
+            within = sum(self._least(name, price) for name in self.within[part.name])
             total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
             total[(steps < 0) | (steps > most * counts[0])] = np.inf  # tokens do not come back
             origins.append(total.argmin(axis=0))
@@ -190,42 +185,46 @@ class TokenProgram:
         }
 
     @cached_property
-    def _blocks(self) -> dict[str, dict[int, Callable[[float], float]]]:
-        """By block and count, the least of errors plus priced cost of the parts within."""
+    def _tables(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Of every other part the errors of its choices, dense first, and their costs `[tokens it sees, choices]`."""
+        tables = {}
+        for name, part in self.problem.parts.items():
+            if not part.shortens:
+                choices, last = {None: 0.0, **self.errors[name]}, part.stages[-1:]
+                plans: list[Plan] = [dict.fromkeys(last, count) for count in self._seen(part)]
+                costs = [[self.cost(name, rank, plan) for rank in choices] for plan in plans]
+                tables[name] = np.array([*choices.values()]), np.array(costs)
+        return tables
 
-        def least(names: list[str], plan: Plan) -> Callable[[float], float]:
-            tables = [
-                (np.array([*choices.values()]), np.array([self.cost(name, rank, plan) for rank in choices]))
-                for name in names
-                for choices in [{None: 0.0, **self.errors[name]}]
-            ]
-            return lambda price: math.fsum(float((error + price * cost).min()) for error, cost in tables)
+    def _seen(self, part: Part) -> list[int]:
+        """The counts of tokens that a part may see."""
+        return [*self.cumulative[part.stages[-1]]] if part.stages else [part.tokens]
 
-        return {
-            block: {count: least(self.within[block], {block: count}) for count in errors}
-            for block, errors in self.cumulative.items()
-        }
+    def _least(self, name: str, price: float) -> np.ndarray:
+        """The least of errors plus priced cost of a part, by the tokens that it sees."""
+        errors, costs = self._tables[name]
+        return (errors + price * costs).min(axis=1)
 
     def widths_at(self, price: float, tokens: Plan) -> Plan:
         """The choice of every other part at a price."""
         plan = dict(tokens)
-        for name, part in self.problem.parts.items():
-            if not part.shortens:
-                choices = {None: 0.0, **self.errors[name]}
-                plan[name] = min(choices, key=lambda rank: choices[rank] + price * self.cost(name, rank, tokens))
+        for name, (errors, costs) in self._tables.items():
+            part = self.problem.parts[name]
+            seen = self._seen(part).index(part.remaining(tokens))
+            plan[name] = [None, *filter(None, self.errors[name])][(errors + price * costs[seen]).argmin()]
         return plan
 
-    def within_budget(self, most: float = math.inf) -> Plan:
+    def within_budget(self, most: float = math.inf, discount: float = 1.0) -> Plan:
         """The counts at the least price at which they and the widths at that price fit the budget."""
         low, high = 1e-9, 1e9
         for _ in range(NUM_HALVINGS):
             price = math.sqrt(low * high)
-            tokens = self.tokens_at(price, most)
+            tokens = self.tokens_at(price, most, discount)
             if self.problem.fits(self.widths_at(price, tokens)):
                 high = price
             else:
                 low = price
-        return self.tokens_at(high, most)
+        return self.tokens_at(high, most, discount)
 
     def plans(self) -> Iterator[Mapping[str, int | None]]:
         """Counts of tokens to compare: the program's with several limits, and the same number in each block."""
@@ -237,7 +236,7 @@ class TokenProgram:
             yield self.problem.at_common_ratio(self.constant)
             return
         for most, discount in LIMITS_AND_DISCOUNTS:
-            yield replace(self, discount=discount).within_budget(most)
+            yield self.within_budget(most, discount)
         ratio = self.problem.budget[self.bound] / self.problem.dense[self.bound]
         for share in SHARES_BY_TOKENS:
             yield self.constant(ratio**share)
