@@ -18,8 +18,10 @@ class PaddedHeads(nn.Module):
         parts = self.linear(x).split([width * self.num_heads for width in self.widths], dim=-1)
         padded = []
         for number, width in enumerate(self.widths):  # torch.fx traces no loop over parts
-            heads = parts[number].unflatten(-1, (self.num_heads, -1))
-            padded.append(F.pad(heads, (0, self.padded - width)).flatten(-2))
+            heads = parts[number]
+            if width < self.padded:
+                heads = F.pad(heads.unflatten(-1, (self.num_heads, -1)), (0, self.padded - width)).flatten(-2)
+            padded.append(heads)
         return torch.cat(padded, dim=-1)
 
     def extra_repr(self) -> str:
