@@ -5,7 +5,7 @@ Legend: N samples, T original tokens, n merged ones, D features, p protected tok
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import without_autocast
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__, Tensor.__radd__)
 MERGED = "facts_merged"  # attribute of a block's outputs
 
 
@@ -25,20 +26,24 @@ MERGED = "facts_merged"  # attribute of a block's outputs
 class Pairs:
     """One pass of merging n tokens: the positions that leave, and those that take them `[N, r]`.
 
-    `remaining [N, n - r]` are the positions that stay, in order, and `afterwards [N, n]` is where each token is then.
-    Tokens are dealt out alternately after the first `num_protected`: the first kind leaves, the second takes.
+    `remaining [N, n - r]` are the positions that stay, in order, `sizes` their sizes then, and `afterwards [N, n]` is
+    where each token is. `leaving [N, r, r]` are the sizes that each taker takes, of all its `totals [N, r, 1]`; if
+    several tokens have one taker, only its first row is not zero.
     """
 
     left: Tensor
     into: Tensor
     remaining: Tensor
     afterwards: Tensor
-    num_protected: int
+    sizes: Tensor
+    leaving: Tensor
+    totals: Tensor
 
     @classmethod
     def nearest(cls, features: Tensor, sizes: Tensor, number: int, num_protected: int, by_cosine: bool = False) -> Self:
         """Choose `number` pairs, each token of the first kind with its nearest of the second by `features [N, n, k]`.
 
+        Tokens are dealt out alternately after the first `num_protected`: the first kind leaves, the second takes.
         The distance of tokens a and b of sizes s and t is the increase s t / (s + t) ‖a - b‖², Ward's rule
         (docs/methods.md), or their negative cosine. Equal distances are taken in the order of positions.
         """
@@ -58,19 +63,34 @@ class Pairs:
         remaining = (leaves * sizes.shape[1] + places).sort(dim=-1).values[:, : sizes.shape[1] - number]
         afterwards = (1 - leaves).cumsum(1) - 1
         afterwards = afterwards.scatter(1, left, afterwards.gather(1, into))
-        return cls(left, into, remaining, afterwards, num_protected)
+        same = into[..., None] == into[:, None]
+        leaving = same * sizes.gather(1, left)[:, None]
+        totals = sizes.gather(1, into)[..., None] + leaving.sum(-1, keepdim=True)
+        sizes = sizes.scatter(1, into, totals[..., 0]).gather(1, remaining)
+        is_first = same.to(torch.int8).argmax(-1) == torch.arange(number, device=left.device)
+        return cls(left, into, remaining, afterwards, sizes, leaving * is_first[..., None], totals)
 
-    def merged(self, x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Means `[N, n - r, D]` of tokens, weighted by their sizes, and the sums of these."""
-        p, weighted = self.num_protected, x * sizes[..., None].to(x.dtype)
-        # Sums of a few rows by a product, since scattered additions come in any order on a GPU.
-        takers = torch.arange((x.shape[1] - p) // 2, device=x.device)
-        pairs = (takers[:, None] == ((self.into - p) // 2)[:, None]).to(x.dtype)
-        added, more = torch.zeros_like(x), torch.zeros_like(sizes)
-        added[:, p + 1 :: 2] = pairs @ _rows(weighted, self.left)
-        more[:, p + 1 :: 2] = (pairs.to(sizes) @ sizes.gather(1, self.left)[..., None])[..., 0]
-        sizes = (sizes + more).gather(1, self.remaining)
-        return _rows(weighted + added, self.remaining) / sizes[..., None].to(x.dtype), sizes
+    def merged(self, x: Tensor) -> Tensor:
+        """Means `[N, n - r, D]` of tokens, weighted by their sizes."""
+        shares = self.leaving.to(x.dtype) / self.totals.to(x.dtype)
+        changes = shares @ _rows(x, self.left) - shares.sum(-1, keepdim=True) * _rows(x, self.into)
+        return self._changed(x, changes)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Sums `[N, n - r, D]` of tokens."""
+        return self._changed(x, (self.leaving > 0).to(x.dtype) @ _rows(x, self.left))
+
+    def _changed(self, x: Tensor, changes: Tensor) -> Tensor:
+        """The tokens that stay, with changes of those that take others added; only the first for each is not zero."""
+        remaining, rows = _rows(x, self.remaining), _flat(self.afterwards.gather(1, self.into), self.remaining)
+        return remaining.flatten(0, 1).index_add_(0, rows, changes.flatten(0, 1)).view_as(remaining)
+
+    def moved(self, x: Tensor, merged: Tensor, g: Tensor) -> Tensor:
+        """How far merging moves a sample's tokens along g, Σ g · Δx `[N]`."""
+        takes = (self.leaving.sum(-1) > 0).to(x.dtype)
+        pairs, times = torch.cat([self.left, self.into], 1), torch.cat([torch.ones_like(takes), takes], 1)
+        moves = _rows(merged, self.afterwards.gather(1, pairs)) - _rows(x, pairs)
+        return (times[..., None] * _rows(g, pairs) * moves).sum(dim=(1, 2))
 
 
 @dataclass(frozen=True)
@@ -106,8 +126,10 @@ class Tokens:
             sizes, by_cosine = self.sizes, keys is not None
             while (excess := sizes.shape[1] - number) > 0:
                 most = (sizes.shape[1] - num_protected) // 2
+                if passes:
+                    features = passes[-1].merged(features)
                 passes.append(Pairs.nearest(features, sizes, min(excess, most), num_protected, by_cosine))
-                features, sizes = passes[-1].merged(features, sizes)
+                sizes = passes[-1].sizes
         return passes
 
     def merged(self, passes: Iterable[Pairs]) -> Self:
@@ -115,8 +137,7 @@ class Tokens:
         x, sizes, places = self.x, self.sizes, self.places
         with without_autocast(x.device):
             for pairs in passes:
-                x, sizes = pairs.merged(x, sizes)
-                places = pairs.afterwards.gather(1, places)
+                x, sizes, places = pairs.merged(x), pairs.sizes, pairs.afterwards.gather(1, places)
         return type(self)(x, sizes, places)
 
     def restored(self) -> Tensor:
@@ -135,26 +156,45 @@ def _order(values: Tensor) -> Tensor:
 
 def _rows(x: Tensor, positions: Tensor) -> Tensor:
     """Rows `[N, n, D]` of each sample at these positions `[N, n]`, in a tenth of the time that `gather` takes."""
+    return x.flatten(0, 1).index_select(0, _flat(positions, x)).view(*positions.shape, -1)
+
+
+def _flat(positions: Tensor, x: Tensor) -> Tensor:
+    """Positions in all samples of x, one after the other."""
     starts = x.shape[1] * torch.arange(x.shape[0], device=x.device)[:, None]
-    return x.flatten(0, 1).index_select(0, (starts + positions).flatten()).view(*positions.shape, -1)
+    return (starts + positions).flatten()
+
+
+@dataclass
+class Passage:
+    """One call of a block: its tokens, those that its `entry` saw before it merged them, and the last keys.
+
+    These `[N, heads, n, d]` are known if the block calls `scaled_dot_product_attention`.
+    """
+
+    tokens: Tokens
+    seen: Tensor | None = None
+    keys: Tensor | None = None
 
 
 class ProportionalAttention(TorchFunctionMode):
-    """Within it, attention counts each key as often as its size `[N, n]`, by adding the logarithm to its scores.
+    """Within it, attention counts each key as often as its size, by adding the logarithm to its scores.
 
-    `keys [N, heads, n, d]` are the last ones that `scaled_dot_product_attention` took.
+    What the block adds to the tokens that its entry has merged is added to the merged ones.
     """
 
-    def __init__(self, sizes: Tensor):
+    def __init__(self, passage: Passage):
         super().__init__()
-        self.bias = sizes.log()[:, None, None, :]
-        self.keys: Tensor | None = None
+        self.passage, self.bias = passage, passage.tokens.sizes.log()[:, None, None, :]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
+        passage = self.passage
+        if func in ADDITIONS and passage.seen is not None:
+            args = tuple(passage.tokens.x if each is passage.seen else each for each in args)
         if func is F.scaled_dot_product_attention:
             query, key, value, *others = args
-            self.keys = key
+            passage.keys = key
             mask = others.pop(0) if others else kwargs.pop("attn_mask", None)
             if mask is not None and mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
@@ -165,22 +205,11 @@ class ProportionalAttention(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@dataclass
-class Passage:
-    """One call of a block: the tokens that entered, its attention, and the passes its entry has merged them by."""
-
-    tokens: Tokens
-    attention: ProportionalAttention
-    passes: list[Pairs] = field(default_factory=list)
-
-
 class Merge(nn.Module):
     """Choose tokens to merge until `kept` remain of the `original` ones; other image sizes keep the same share.
 
     Without `directions`, a block goes on with what an earlier one has merged; if there are 0 of them, tokens are merged
-    by the cosine of their keys, which needs to be `inside`. If it merges inside, tokens are chosen where its entry sees
-    them, and its exit gives those that entered the block their merged one's outputs: the block adds these to tokens
-    that are not merged yet, and the sums are merged at its end.
+    by the cosine of their keys, which needs to be `inside`, where the block's entry sees them, not before the block.
     """
 
     def __init__(
@@ -196,7 +225,7 @@ class Merge(nn.Module):
         self.register_buffer("directions", directions)
         self.passages: dict[int, Passage] = {}  # by thread
 
-    def forward(self, tokens: Tokens, attention: ProportionalAttention | None = None) -> list[Pairs]:
+    def forward(self, tokens: Tokens, keys: Tensor | None = None) -> list[Pairs]:
         """Choose the passes; none without directions."""
         if self.directions is None:
             return []
@@ -205,12 +234,12 @@ class Merge(nn.Module):
         number = self.num_protected + max(1, (2 * here * free + all_free) // (2 * all_free))
         if len(self.directions):
             return tokens.pairs(number, self.num_protected, self.directions)
-        if attention is None or attention.keys is None:
+        if keys is None:
             raise ValueError(
                 "the keys of this attention are not seen, since it does not call scaled_dot_product_attention or is "
                 "after the merging: take an estimator of both sides, such as facts"
             )
-        return tokens.pairs(number, self.num_protected, self.directions, attention.keys.mean(dim=1))
+        return tokens.pairs(number, self.num_protected, self.directions, keys.mean(dim=1))
 
     def num_operations(self, tokens: Tokens, passes: list[Pairs]) -> int:
         """Operations of the product with the metric, if it merges any."""
@@ -269,12 +298,12 @@ class MergedBlock(Changed):
         tokens, merge = Tokens.of(x), self.tokens
         if not merge.inside:
             tokens = tokens.merged(merge(tokens))
-        with ProportionalAttention(tokens.sizes) as attention:
-            merge.passages[_thread()] = passage = Passage(tokens, attention)
+        merge.passages[_thread()] = passage = Passage(tokens)
+        with ProportionalAttention(passage):
             outputs = super().forward(tokens.x, *args, **kwargs)
         del merge.passages[_thread()]
         first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-        restored = Tokens(first, tokens.sizes, tokens.places).merged(passage.passes).restored()
+        restored = replace(passage.tokens, x=first).restored()
         return (restored, *others) if isinstance(outputs, tuple) else restored
 
 
@@ -283,19 +312,9 @@ class MergingEntry(Changed):
 
     def forward(self, x: Tensor) -> Any:
         merge, passage = self.tokens, self.tokens.passages[_thread()]
-        tokens = Tokens(x, passage.tokens.sizes, passage.tokens.places)
-        passage.passes = merge(tokens, passage.attention)
-        return super().forward(tokens.merged(passage.passes).x)
-
-
-class RestoringExit(Changed):
-    """The last layer of a block, whose outputs go to all tokens that entered; hooks see those of merged ones."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        outputs = super().__call__(x)
-        for pairs in reversed(self.tokens.passages[_thread()].passes):
-            outputs = _rows(outputs, pairs.afterwards)
-        return outputs
+        passage.seen, tokens = x, replace(passage.tokens, x=x)
+        passage.tokens = tokens.merged(merge(tokens, passage.keys))
+        return super().forward(passage.tokens.x)
 
 
 class ObservedBlock(Changed):

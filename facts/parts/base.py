@@ -38,7 +38,6 @@ class Description:
     protected: int
     size: int
     entry: str
-    exit: str
     num_directions: int
     behind: tuple[str, ...] = ()
 

@@ -25,7 +25,6 @@ from facts.modules.tokens import (
     MergingEntry,
     ObservedBlock,
     ObservedEntry,
-    RestoringExit,
     Tokens,
     TokenStream,
     change_block,
@@ -52,9 +51,9 @@ PREFIX = ("cls", "class", "dist", "reg_token", "register", "prefix")  # in names
 class Merging(Part):
     """The tokens of a block; a rank is the number that it passes on, with the `protected` ones at the front.
 
-    They are merged between attention and MLP if the block's code has an `entry`, the module that sees them there, and
-    an `exit`, the last layer, whose outputs are added to them; the layers `behind` the entry compute with the merged
-    ones. Otherwise they are merged before the block. It is one of `length` blocks in a list, after those in `stages`.
+    They are merged between attention and MLP if the block's code has an `entry`, the module that sees them there; the
+    layers `behind` the entry compute with the merged ones. Otherwise they are merged before the block. It is one of
+    `length` blocks in a list, after those in `stages`.
     `before` and `dense` count weights of the layers in front of the entry and behind it, if they are in no other part.
     Tokens are compared along `num_directions`; if there are none, by the cosine of their keys.
     """
@@ -62,7 +61,6 @@ class Merging(Part):
     protected: int = 0
     size: int = 0
     entry: str = ""
-    exit: str = ""
     behind: tuple[str, ...] = ()
     length: int = 1
     before: int = 0
@@ -133,12 +131,16 @@ class Merging(Part):
     def slopes(self, batch: LayerBatch, decomposition: Decomposition) -> Tensor:
         """Changes of each sample's loss Σ_t g_t · Δx_t with each token that goes `[N, T]`, merged in several passes."""
         count, directions = self.tokens - self.protected, decomposition.right.to(batch.x)
-        state, levels, losses = Tokens.of(batch.x), [count], [batch.x.new_zeros(batch.num_samples)]
+        state, g, losses = Tokens.of(batch.x), batch.g, [batch.x.new_zeros(batch.num_samples)]
         step = max(1, count // NUM_LEVELS)
-        for number in (*range(count - step, 1, -step), 1):
-            state = state.merged(state.pairs(number, 0, directions))
-            levels.append(number)
-            losses.append((batch.g * (state.restored() - batch.x)).sum(dim=(1, 2)))
+        levels = [count, *range(count - step, 1, -step), 1]
+        for number in levels[1:]:
+            loss = losses[-1]
+            for pairs in state.pairs(number, 0, directions):
+                merged = state.merged([pairs])
+                loss = loss + pairs.moved(state.x, merged.x, g)
+                state, g = merged, pairs.summed(g)
+            losses.append(loss)
         loss = torch.stack(losses, dim=1)  # [N, levels], from all tokens to one
         known = torch.tensor(levels, device=loss.device)
         wanted = torch.arange(count + 1, device=loss.device).clamp(min=1)
@@ -158,7 +160,6 @@ class Merging(Part):
         change_block(block, MergedBlock, merge)
         if self.entry:
             change_within(block.get_submodule(self.entry), MergingEntry, merge)
-            change_within(block.get_submodule(self.exit), RestoringExit, merge)
         for owner in _after(model, self.owner):
             block = model.get_submodule(owner)
             if not isinstance(block, Changed):
@@ -268,11 +269,9 @@ class TokensOfBlocks(Kind):
     def described(self, model: nn.Module) -> dict[str, Description]:
         found: dict[str, Description] = {}
         for name, block in _merging(model).items():
-            merge, names = block.tokens, {type(each): name for name, each in block.named_modules()}
-            places = {base: name for kind, name in names.items() for base in kind.__bases__}
-            inside = places.get(MergingEntry, ""), places.get(RestoringExit, "")
-            num_directions, size = merge.directions.shape
-            found[name] = Description(merge.original, merge.num_protected, size, *inside, num_directions)
+            merge, (num_directions, size) = block.tokens, block.tokens.directions.shape
+            entry = next((within for within, each in block.named_modules() if isinstance(each, MergingEntry)), "")
+            found[name] = Description(merge.original, merge.num_protected, size, entry, num_directions)
         return found
 
     def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:
@@ -400,9 +399,9 @@ def _permutes(block: nn.Module, call: Call, protected: int) -> bool | None:
 
 
 def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
-    """The same part with the places where tokens can be merged inside its block, if its modules look like that.
+    """The same part with the place where tokens can be merged inside its block, if its modules look like that.
 
-    The exit is the last linear layer, the entry the last normalisation before it.
+    It is the last normalisation before the last linear layer.
     """
     names, seen = {module: name for name, module in block.named_modules()}, list[nn.Module]()
 
@@ -420,10 +419,10 @@ def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
     norms = [
         place for place, module in enumerate(seen) if _size_of(module) == part.size and place < max(linears, default=0)
     ]
-    if not norms or any(seen.count(seen[place]) > 1 for place in (norms[-1], linears[-1])):
+    if not norms or seen.count(seen[norms[-1]]) > 1:
         return None
     behind = tuple(f"{part.owner}.{names[seen[place]]}" for place in linears if place > norms[-1])
-    return replace(part, entry=names[seen[norms[-1]]], exit=names[seen[linears[-1]]], behind=behind)
+    return replace(part, entry=names[seen[norms[-1]]], behind=behind)
 
 
 def _size_of(module: nn.Module) -> int | None:

@@ -10,6 +10,7 @@ import timm
 import torch
 import torchvision
 import transformers
+from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
 import facts
@@ -91,6 +92,15 @@ def test_nearest_pairs_are_those_of_brute_force():
 def test_equal_tokens_are_taken_in_the_order_of_positions():
     pairs = Pairs.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 2, 1)
     assert pairs.left.tolist() == [[1, 3]] * 2 and pairs.into.tolist() == [[2, 2]] * 2
+
+
+def test_several_tokens_can_go_into_one():
+    x = torch.randn(2, 9, 4, dtype=torch.float64, requires_grad=True)
+    pairs = Pairs.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 3, 1)
+    merged, summed = pairs.merged(x), pairs.summed(x)
+    assert merged[:, 1].allclose(x[:, [1, 2, 3, 5]].mean(1)) and summed[:, 1].allclose(x[:, [1, 2, 3, 5]].sum(1))
+    assert merged[:, [0, 2, 3, 4, 5]].equal(x[:, [0, 4, 6, 7, 8]]) and pairs.sizes.tolist() == [[1, 4, 1, 1, 1, 1]] * 2
+    assert torch.autograd.gradcheck(pairs.merged, x)
 
 
 def test_without_merging_the_outputs_are_the_originals():
@@ -215,9 +225,17 @@ class Encoder(nn.Module):
         return self.head(x.mean(dim=1 if self.batch_first else 0))
 
 
-@pytest.mark.parametrize(("norm_first", "entry"), [(True, "norm2"), (False, "")])
-def test_where_norms_come_last_tokens_are_merged_before_the_block(norm_first, entry):
-    prepared = facts.prepare(spread(Encoder(norm_first)), batches((12, 16)), parts="tokens")
+ENCODERS = {
+    "norm2": (lambda: spread(Encoder(norm_first=True)), (12, 16)),
+    "norm1": (lambda: spread(Encoder(norm_first=False)), (12, 16)),
+    "": (lambda: vit(block_fn=ParallelScalingBlock), (3, 64, 64)),  # attention and MLP side by side
+}
+
+
+@pytest.mark.parametrize("entry", ENCODERS)
+def test_tokens_are_merged_after_attention_or_else_before_the_block(entry):
+    build, shape = ENCODERS[entry]
+    prepared = facts.prepare(build(), batches(shape), parts="tokens")
     assert {part.entry for part in prepared.parts.values()} == {entry}
     assert facts.compress(prepared, ratio=0.6).summary.distance.mean < 1
 
