@@ -12,8 +12,8 @@ from torch import nn
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
 from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.prepare import prepare
-from facts.compression.allocation import compress_prepared
 from facts.compression.comparison import with_distance, with_latency
+from facts.compression.rounds import compress_prepared
 from facts.cost.count import CostName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form

@@ -12,8 +12,8 @@ import pytest
 
 from experiments.output.report import is_outdated
 from experiments.record import published_records
-from facts.compression.allocation import PAYS_BELOW, rounds_to
 from facts.compression.compress import default_parts
+from facts.compression.rounds import PAYS_BELOW, rounds_to
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.search.budget import Budget
 from facts.utils.cache import content_key
