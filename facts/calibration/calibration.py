@@ -18,9 +18,8 @@ from facts.calibration.decompositions import (
     save_decompositions,
 )
 from facts.cost.count import Cost, count_flops, count_params
-from facts.cost.latency import LatencyTable
 from facts.cost.probe import Probe
-from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.cost.timing import DEFAULT_TIMING, LatencyTable, TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
 from facts.modules.forms import PLAIN, Form

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self, get_args
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.networks import reads_tokens, run, tensors_of
+from facts.modules.networks import hooked, reads_tokens, run, tensors_of
 from facts.modules.tokens import Merge
 
 Rule = Literal["paper", "full"]
@@ -101,16 +101,12 @@ def counting(network: nn.Module, rule: Rule) -> Iterator[list[int]]:
     def note(operations: Callable[..., int], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         counts.append(operations(module, args, output))
 
-    with ExitStack() as stack:
-        for name, module in network.named_modules():
-            product = _product(module) if rule == "paper" else None
-            if product:
-                stack.callback(module.register_forward_pre_hook(functions.enter_module).remove)
-                stack.callback(module.register_forward_hook(functions.leave_module).remove)
-            if operations := _elementwise(name, module, rule) or product:
-                stack.callback(module.register_forward_hook(partial(note, operations)).remove)
-        if rule == "paper":
-            stack.enter_context(functions)
+    products = {each: count for each in network.modules() if rule == "paper" and (count := _product(each))}
+    others = {each: count for name, each in network.named_modules() if (count := _elementwise(name, each, rule))}
+    after = [(module, partial(note, operations)) for module, operations in (products | others).items()]
+    around = [(module, functions.leave_module) for module in products]
+    before = [(module, functions.enter_module) for module in products]
+    with hooked([*around, *after], before), functions if rule == "paper" else nullcontext():
         yield counts
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -74,22 +74,35 @@ class Probe:
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
-        seen = cls(dict.fromkeys(layers, 1))
+        seen, traced = cls(dict.fromkeys(layers, 1)), None
         if inputs is not None:
             seen = _of_sample(model, layers, inputs, precision, marked, further)
-        if example is None:
-            return seen if inputs is None else _with_unrelated(seen, model, layers, inputs)
-        try:
-            traced, shapes = _observe(skeleton(model), layers, example)
-            unrelated = _unrelated(skeleton(model), layers, example, shapes)
-        except UNABLE as error:
-            if inputs is None:
-                raise
-            first, *_ = str(error).splitlines() or [repr(error)]  # compilers write hundreds of lines
-            log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, first)
-            return _with_unrelated(seen, model, layers, inputs)
-        seen = _with_rows(seen, traced.rows, unrelated, model, inputs)
-        return replace(seen, makers=traced.makers, flops=traced.flops)
+        if example is not None:
+            try:
+                traced = _traced(skeleton(model), layers, example)
+            except UNABLE as error:
+                if inputs is None:
+                    raise
+                first, *_ = str(error).splitlines() or [repr(error)]  # compilers write hundreds of lines
+                log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, first)
+        if traced is None and has_row_per_sample(inputs):
+            sample = to_device(first_sample(inputs), next(model.parameters()).device)
+            traced = replace(_traced(model, layers, sample), flops=None)
+        if traced is None:
+            return seen
+        rows = traced.rows
+        if inputs is not None:
+            rows = {name: count or seen.rows[name] for name, count in rows.items()}
+        by_token, mixing = _orders(model, [name for name in rows if rows[name]], traced.unrelated, inputs)
+        return replace(
+            seen,
+            rows=rows,
+            makers=traced.makers,
+            unrelated=traced.unrelated - by_token,
+            by_token=by_token,
+            mixes=bool(mixing - traced.unrelated),
+            flops=traced.flops,
+        )
 
     def without_effect(self, value: Tensor) -> list[str]:
         """Layers that do not affect a value computed from `outputs`, such as a pooler whose output is not used."""
@@ -109,13 +122,9 @@ def _of_sample(
     def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         calls.setdefault(name, (args, kwargs))
 
-    with ExitStack() as stack:
-        stack.enter_context(frozen(model) if marked else evaluating(model))
-        stack.enter_context(autocast(device, precision))
-        stack.enter_context(torch.set_grad_enabled(marked))
-        for name, module in model.named_modules():
-            if name and any(True for _ in module.children()):
-                stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
+    blocks = [(each, partial(note, name)) for name, each in model.named_modules() if name and [*each.children()]]
+    mode = frozen(model) if marked else evaluating(model)
+    with mode, autocast(device, precision), torch.set_grad_enabled(marked), hooked(before=blocks):
         try:
             seen, _ = _observe(model, layers, sample, marks)
         except (_CalledByKeyword, torch.OutOfMemoryError):
@@ -162,21 +171,6 @@ def _are_close(one: Any, other: Any) -> bool:
     )
 
 
-def _with_unrelated(seen: Probe, model: nn.Module, layers: list[str], inputs: Any) -> Probe:
-    if not has_row_per_sample(inputs):
-        return seen
-    sample = to_device(first_sample(inputs), next(model.parameters()).device)
-    traced, shapes = _observe(model, layers, sample)
-    unrelated = _unrelated(model, layers, sample, shapes)
-    return replace(_with_rows(seen, traced.rows, unrelated, model, inputs), makers=traced.makers)
-
-
-def _with_rows(seen: Probe, rows: dict[str, int], unrelated: frozenset[str], model: nn.Module, inputs: Any) -> Probe:
-    rows = {name: count or seen.rows[name] for name, count in rows.items()} if inputs is not None else rows
-    by_token, mixing = _orders(model, [name for name in rows if rows[name]], unrelated, inputs)
-    return replace(seen, rows=rows, unrelated=unrelated - by_token, by_token=by_token, mixes=bool(mixing - unrelated))
-
-
 def _orders(
     model: nn.Module, layers: list[str], unrelated: frozenset[str], inputs: Any
 ) -> tuple[frozenset[str], frozenset[str]]:
@@ -219,17 +213,17 @@ def _swaps(pair: tuple[Any, ...], by_token: bool) -> bool:
     return _are_close(rows, swapped.flip(axis))
 
 
-def _unrelated(
-    network: nn.Module, layers: list[str], sample: Any, shapes: dict[str, list[torch.Size]]
-) -> frozenset[str]:
-    """Layers whose first axis does not double with the samples."""
+def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:
+    """Trace one forward pass, and one with the sample twice: the first axis of unrelated layers does not double."""
+    traced, shapes = _observe(network, layers, sample)
     try:
         twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
         _, doubled = _observe(network, layers, twice)
     except UNABLE:  # the network takes batches of one size only
-        return frozenset()
+        return traced
     expected = {name: [2 * shape[0] for shape in shapes[name]] for name in layers}
-    return frozenset(name for name in layers if expected[name] != [shape[0] for shape in doubled[name]])
+    unrelated = (name for name in layers if expected[name] != [shape[0] for shape in doubled[name]])
+    return replace(traced, unrelated=frozenset(unrelated))
 
 
 def _observe(
@@ -250,11 +244,9 @@ def _observe(
         last[name] = output
         return output
 
-    with ExitStack() as stack, torch.set_grad_enabled(bool(marks)), evaluating(network):
-        for name in shapes:
-            hook = network.get_submodule(name).register_forward_hook(partial(note, name))
-            stack.callback(hook.remove)
-        operations = stack.enter_context(counting(network, "paper")) if marks is None else []
+    hooks = [(network.get_submodule(name), partial(note, name)) for name in shapes]
+    count = counting(network, "paper") if marks is None else nullcontext(list[int]())
+    with torch.set_grad_enabled(bool(marks)), evaluating(network), hooked(hooks), count as operations:
         result = whole_forward(network)(inputs) if marks is None else run(network, inputs)
     outputs = {id(leaf) for leaf in tree_leaves(result)}
     rows = {name: _num_rows(network.get_submodule(name), shapes[name]) for name in shapes}

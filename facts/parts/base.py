@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.cost.latency import measured_ranks
 from facts.cost.probe import Call
+from facts.cost.timing import measured_ranks
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import Form

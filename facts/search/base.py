@@ -19,7 +19,7 @@ from facts.calibration.calibration import Calibration
 from facts.calibration.data import Batch
 from facts.calibration.decompositions import file_name
 from facts.cost.count import CostName
-from facts.cost.latency import LatencyTable
+from facts.cost.timing import LatencyTable
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
 from facts.parts import Part

@@ -8,7 +8,7 @@ from typing import Self
 
 from facts.calibration.calibration import Calibration
 from facts.cost.count import COST_NAMES, CostName
-from facts.cost.latency import LatencyTable
+from facts.cost.timing import LatencyTable
 
 DEFAULT_RATIO = 0.5
 

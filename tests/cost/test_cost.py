@@ -15,8 +15,7 @@ from torch import nn
 import facts
 from facts.compression.compress import compress_prepared
 from facts.cost.count import count_params
-from facts.cost.latency import LatencyTable, module_seconds
-from facts.cost.timing import Timing, TimingPolicy, batch_seconds
+from facts.cost.timing import LatencyTable, Timing, TimingPolicy, batch_seconds, module_seconds
 from facts.estimators import PELA
 from facts.models import MambaVisionModel, TimmModel
 from facts.modules.forms import PivotedLinear
@@ -65,7 +64,7 @@ def clock(monkeypatch):
         ticking(kind, lambda layer: factor[0] * layer.num_weights)
     ticking(nn.Tanh, lambda _: TANH)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.seconds)
-    monkeypatch.setattr("facts.cost.latency.batch_seconds", batch_seconds)
+    monkeypatch.setattr("facts.cost.timing.batch_seconds", batch_seconds)
     return clock
 
 
