@@ -84,11 +84,6 @@ class TokenStore:
     def num_samples(self) -> int:
         return sum(part.shape[1] for part in self.parts["inputs"])
 
-    @property
-    def widest(self) -> int:
-        """The number of features of inputs or of gradients, whichever is larger."""
-        return max(parts[0].shape[2] for parts in self.parts.values())
-
     def add(self, batch: LayerBatch) -> None:
         """Append a batch. Raises `ValueError` if its number of tokens differs from that of earlier batches."""
         if self.parts["inputs"] and batch.x.shape[1] != self.num_tokens:
@@ -134,7 +129,8 @@ def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tens
     of the output gradients. Several rows t are computed at once: peak memory is about four times `max_bytes`.
     """
     num_tokens, num_samples = store.num_tokens, store.num_samples
-    rows = max(1, max_bytes // (num_samples * max(num_samples, store.widest) * store.like.element_size()))
+    longest = max(num_samples, *(parts[0].shape[2] for parts in store.parts.values()))
+    rows = max(1, max_bytes // (num_samples * longest * store.like.element_size()))
     norms = torch.zeros(num_tokens, num_tokens, dtype=torch.float64)
     for start in with_progress(range(0, num_tokens, rows), "cross-token coupling"):
         end = min(start + rows, num_tokens)

@@ -16,9 +16,10 @@ from facts.modules.heads import Cores
 from facts.modules.lowrank import LinearLayer
 from facts.modules.networks import replaced_forwards
 from facts.moments.batch import LayerBatch, at_least_float32
-from facts.moments.data_pass import DataPass, blocks_of, least, within_memory
+from facts.moments.data_pass import DataPass, blocks_of, within_memory
 from facts.moments.losses import Loss, summed_cross_entropy
 from facts.moments.statistics import Counts, Moment
+from facts.utils import distributed
 from facts.utils.cache import Cache
 from facts.utils.options import Count, options
 
@@ -124,17 +125,17 @@ def collect_moments(
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
-    known = _cached(wanted, cache, layers, device)
+    known = _cached(wanted, cache, layers)
     if known.keys() < wanted.keys():
         with cache.locked("data_pass") if cache else nullcontext():
-            known |= _cached(wanted.keys() - known.keys(), cache, layers, device)  # another run may have collected them
+            known |= _cached(wanted.keys() - known.keys(), cache, layers)  # another run may have collected them
             if missing := [moment for moment in wanted if moment not in known]:
                 needs_grads = any(moment.needs_grads for moment in missing)
                 blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
-                    room = least(memory.room_for_moments(device))
+                    room = min(distributed.all_gather(memory.room_for_moments(device)))
                     settings = room, num_parts, blocks, append_one, by_token
                     return MomentPass(model, layers, missing, loss, precision, *settings).run(calibration)
 
@@ -145,10 +146,8 @@ def collect_moments(
     return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device) for name in layers}
 
 
-def _cached(
-    moments: Iterable[Moment], cache: Cache | None, layers: Mapping[str, LinearLayer], device: torch.device
-) -> dict[Moment, dict[str, Any]]:
-    kept = {moment: moment.load(cache, layers, device) for moment in moments} if cache else {}
+def _cached(moments: Iterable[Moment], cache: Cache | None, layers: Iterable[str]) -> dict[Moment, dict[str, Any]]:
+    kept = {moment: moment.load(cache, layers) for moment in moments} if cache else {}
     return {moment: totals for moment, totals in kept.items() if totals is not None}
 
 
@@ -188,22 +187,7 @@ class MomentPass:
         }
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
-        """Run the pass; return the finished moments, by moment and layer."""
-        self.accumulate(calibration)
-        return {
-            moment: {
-                layer: moment.finalize(total)
-                for name in list(totals)
-                for layer, total in self._by_layer(name, totals.pop(name))
-            }
-            for moment, totals in self.totals.items()
-        }
-
-    def _by_layer(self, name: str, total: Any) -> Iterable[tuple[str, Any]]:
-        return zip(self.called[name], zip(*total, strict=True), strict=True) if name in self.cores else [(name, total)]
-
-    def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> None:
-        """Add batches to the totals, over all processes."""
+        """Run the pass over all processes; return the finished moments, by moment and layer."""
         needs_grads = any(moment.needs_grads for moment in self.moments)
         modules = {**self.layers, **self.cores}
         called = {name: modules[name] for name in self.called}
@@ -216,7 +200,18 @@ class MomentPass:
             for tensor in moment.reducible(total, data_pass.next_sample)
         )
         with replaced_forwards({cores: cores.at_once for cores in self.cores.values()}):
-            data_pass.run(batches, "calibration", sums)
+            data_pass.run(calibration, "calibration", sums)
+        return {
+            moment: {
+                layer: moment.finalize(total)
+                for name in list(totals)
+                for layer, total in self._by_layer(name, totals.pop(name))
+            }
+            for moment, totals in self.totals.items()
+        }
+
+    def _by_layer(self, name: str, total: Any) -> Iterable[tuple[str, Any]]:
+        return zip(self.called[name], zip(*total, strict=True), strict=True) if name in self.cores else [(name, total)]
 
     def _add(self, name: str, batch: LayerBatch) -> None:
         layers = self.called[name]

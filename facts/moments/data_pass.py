@@ -8,8 +8,7 @@ activations: it runs again in the backward pass, and the inputs of its linears a
 import gc
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -61,15 +60,16 @@ class DataPass:
         are then added up over the processes, in place. Raises `ValueError` if the data are empty, a layer never runs,
         or its values are not finite.
         """
-        with nullcontext() if sums is not None else distributed.alone():
-            return self._run(batches, what, sums or ())
-
-    def _run(self, batches: Iterable[Any], what: str, sums: Iterable[Tensor]) -> int:
+        if sums is None:
+            with distributed.alone():
+                return self.run(batches, what, ())
         rank, num_processes, position = distributed.rank(), distributed.size(), 0
         own = waiting(with_progress(share(batches, rank, num_processes), what))
         exact = without_autocast(next(self.model.parameters()).device)
-        with exact, capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
-            capture.by_token = self.by_token
+        capture = Capture(self._hand_over, self.needs_grads, self.by_token)
+        hooks = [(layer, partial(capture.note_call, name)) for name, layer in self.layers.items()]
+        forwards = {block: capture.checkpointed(block) for block in self.blocks if self.needs_grads}
+        with exact, frozen(self.model), replaced_forwards(forwards), hooked(hooks):
             for turn in count():
                 batch = next(own, None)
                 sizes = distributed.all_gather(0 if batch is None else batch_size(batch[0]))
@@ -158,11 +158,6 @@ def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
         log.warning("out of memory: starting the pass again with each batch in %d parts", num_parts)
 
 
-def least(value: float) -> float:
-    """The least of the processes' values."""
-    return min(distributed.all_gather(value))
-
-
 @dataclass
 class _Call:
     """One call of a layer in a forward pass; its gradient arrives later, as do the inputs in a checkpointed block."""
@@ -211,15 +206,16 @@ class Capture:
     its gradients are complete or, without gradients (the second tensor is None), at the end of the batch.
     """
 
-    def __init__(self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool):
-        self.consume, self.with_grads = consume, with_grads
+    def __init__(
+        self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool, by_token: Collection[str]
+    ):
+        self.consume, self.with_grads, self.by_token = consume, with_grads, by_token
         self.num_samples = 0
         self.calls: dict[str, list[_Call]] = {}
         self.block_calls: list[_BlockCall] = []
         self.running: _BlockCall | None = None
         self.copied: set[str | nn.Module] = set()  # layers and blocks whose inputs the network changes in place
         self.ever_ran: set[str] = set()
-        self.by_token: Collection[str] = ()
 
     def start_batch(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -315,25 +311,6 @@ class Capture:
         x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
         with torch.autocast(x.device.type, enabled=False):  # a block may be running again under autocast
             self.consume(name, x, g[0] if g else None)
-
-
-@contextmanager
-def capturing(
-    model: nn.Module,
-    layers: Mapping[str, nn.Module],
-    consume: Callable[[str, Tensor, Tensor | None], None],
-    with_grads: bool = True,
-    blocks: Iterable[nn.Module] = (),
-) -> Iterator[Capture]:
-    """Feed `consume` from every pass through `model` inside the `with` block; the model is restored afterwards.
-
-    `blocks` are checkpointed if there is a backward pass.
-    """
-    capture = Capture(consume, with_grads)
-    forwards = {block: capture.checkpointed(block) for block in blocks} if with_grads else {}
-    hooks = [(layer, partial(capture.note_call, name)) for name, layer in layers.items()]
-    with frozen(model), replaced_forwards(forwards), hooked(hooks):
-        yield capture
 
 
 def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:

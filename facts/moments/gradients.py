@@ -5,6 +5,7 @@ The empirical Fisher itself, `[m n, m n]`, is never formed.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -15,25 +16,23 @@ from facts.utils.cache import content_key
 
 
 class GroupSums:
-    """Sums of the weight gradients of each group of samples, `[m, n]`; finished groups are in main memory."""
+    """Sums of the weight gradients of each group of samples, `[m, n]`; only that of the last group is on the device."""
 
-    def __init__(self, current: Tensor):
-        self.group, self.current = 0, current
-        self.sizes: dict[int, int] = {}  # samples by group
-        self.finished: dict[int, Tensor] = {}
+    def __init__(self, like: Tensor, d_out: int, d_in: int):
+        self.like, self.shape = like, (d_out, d_in)
+        self.sums: dict[int, Tensor] = {}
+        self.sizes = Counter[int]()  # samples by group
 
     def add(self, group: int, grads: Tensor, inputs: Tensor) -> None:
         """Add the weight gradients of some samples of one group, `[k, T, m]` and `[k, T, n]`."""
-        if group != self.group:
-            self.finish_group()
-            self.group = group
-        self.current.addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
-        self.sizes[group] = self.sizes.get(group, 0) + len(grads)
+        if group not in self.sums:
+            self.to_host()
+            self.sums[group] = self.like.new_zeros(self.shape)
+        self.sums[group].addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
+        self.sizes[group] += len(grads)
 
-    def finish_group(self) -> None:
-        if self.group in self.sizes and self.group not in self.finished:
-            self.finished[self.group] = self.current.cpu()
-            self.current = torch.zeros_like(self.current)
+    def to_host(self) -> None:
+        self.sums = {group: total.cpu() for group, total in sorted(self.sums.items())}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class GroupGradients(Moment):
         return ((d_out, d_in),)
 
     def init_state(self, layer, like, d_in, d_out):
-        return GroupSums(like.new_zeros(d_out, d_in))
+        return GroupSums(like, d_out, d_in)
 
     def add(self, total, batch):
         start = 0
@@ -64,15 +63,15 @@ class GroupGradients(Moment):
             start = end
 
     def reducible(self, total, num_samples):
-        total.finish_group()
         for group in range(math.ceil(num_samples / self.group_size)):
             total.sizes[group] = min(self.group_size, num_samples - group * self.group_size)
-            total.finished.setdefault(group, torch.zeros_like(total.current, device="cpu"))
-        return tuple(total.finished[group] for group in sorted(total.finished))
+            total.sums.setdefault(group, total.like.new_zeros(total.shape, device="cpu"))
+        total.to_host()
+        return tuple(total.sums.values())
 
     def finalize(self, total):
-        total.finish_group()
-        return (torch.stack([total.finished[group] / total.sizes[group] for group in sorted(total.finished)]),)
+        total.to_host()
+        return (torch.stack([sums / total.sizes[group] for group, sums in total.sums.items()]),)
 
 
 def make_probes(num_probes: int, d_out: int, d_in: int, seed: int) -> Tensor:

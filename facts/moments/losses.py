@@ -33,17 +33,29 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     Targets are class indices (-100 is ignored), or probabilities in the shape of the logits; for a language model,
     the next tokens (`next_tokens`). Raises `ValueError` for outputs and targets that do not suit cross-entropy.
     """
-    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or is_one(logits):
-        raise _no_cross_entropy(logits, targets)
+    if not _suit_cross_entropy(logits, targets):
+        raise ValueError(
+            f"no loss can be inferred from outputs and targets that are {described(logits)} and {described(targets)}: "
+            "cross-entropy takes logits [N, C] or [N, T, C] of at least two classes, with labels [N] or [N, T], or "
+            "with probabilities. Give loss=, a function of outputs and targets that returns the sum of the samples' "
+            "losses"
+        )
     if targets.is_floating_point():
-        if targets.shape != logits.shape or not _are_probabilities(targets):
-            raise _no_cross_entropy(logits, targets)
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(0, -2), reduction="sum")
-    if targets.shape != logits.shape[:-1]:
-        raise _no_cross_entropy(logits, targets)
     labels = targets.flatten().long()
     refuse_unfit_labels(labels, logits.shape[-1])
     return F.cross_entropy(logits.flatten(0, -2), labels, reduction="sum")
+
+
+def _suit_cross_entropy(logits: Any, targets: Any) -> bool:
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or is_one(logits):
+        return False
+    if not targets.is_floating_point():
+        return targets.shape == logits.shape[:-1]
+    if targets.shape != logits.shape or (targets < 0).any():
+        return False
+    sums = targets.double().sum(dim=-1)
+    return torch.allclose(sums, torch.ones_like(sums), atol=1e-2)  # bfloat16's error
 
 
 def refuse_unfit_labels(labels: Tensor, num_classes: int) -> None:
@@ -91,19 +103,6 @@ def loss_of_labels(outputs: Any, targets: Any) -> Loss:
 def is_one(outputs: Tensor) -> bool:
     """Whether there is one output of each sample (or token), `[N, 1]` or `[N]`."""
     return outputs.ndim < 2 or outputs.shape[-1] == 1
-
-
-def _are_probabilities(targets: Tensor) -> bool:
-    sums = targets.double().sum(dim=-1)
-    return bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)  # bfloat16's error
-
-
-def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
-    return ValueError(
-        f"no loss can be inferred from outputs and targets that are {described(outputs)} and {described(targets)}: "
-        "cross-entropy takes logits [N, C] or [N, T, C] of at least two classes, with labels [N] or [N, T], or with "
-        "probabilities. Give loss=, a function of outputs and targets that returns the sum of the samples' losses"
-    )
 
 
 def next_tokens(tokens: Tensor) -> Tensor:

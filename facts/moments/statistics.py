@@ -64,8 +64,8 @@ class Moment(ABC):
     def save(self, cache: Cache, totals: dict[str, Any]) -> None:
         cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
 
-    def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:
-        """Load saved sums into main memory, to be read on `device` later; None if there are none."""
+    def load(self, cache: Cache, layers: Iterable[str]) -> dict[str, Any] | None:
+        """Load saved sums into main memory; None if there are none."""
         tensors = cache.load(self.key)
         if tensors is None:
             return None
@@ -168,6 +168,7 @@ class ClippedGradMoment(SymmetricMoment):
     """
 
     grad_clip: GradClip = None
+    takes_heads = True
 
     def add(self, total, batch):
         self.add_clipped(total, batch.with_clipped_tokens if self.grad_clip == "tokens" else batch)
@@ -209,8 +210,6 @@ class ScaledGradMoment(ClippedGradMoment):
 class GradGram(ScaledGradMoment, GradMoment):
     """Σ g_t g_tᵀ `[m, m]`."""
 
-    takes_heads = True
-
     def add_clipped(self, total, batch):
         gram, trace = total
         add_symmetric(gram, batch.g, batch.g, self.weights(batch))
@@ -219,8 +218,6 @@ class GradGram(ScaledGradMoment, GradMoment):
 
 class SummedGradGram(ScaledGradMoment, GradMoment):
     """Σ_k (Σ_t g_t)(Σ_t g_t)ᵀ `[m, m]`."""
-
-    takes_heads = True
 
     def add_clipped(self, total, batch):
         gram, trace = total
@@ -234,7 +231,6 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
     """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch's sum is first divided by its trace."""
 
     normalize: Normalize = "none"
-    takes_heads = True
 
     def add_clipped(self, total, batch):
         weights = self.weights(batch) * batch.g_energy
@@ -245,8 +241,6 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
 
 class InputWeightedGradGram(ScaledGradMoment, GradMoment):
     """Σ ‖x_t‖² g_t g_tᵀ `[m, m]`."""
-
-    takes_heads = True
 
     def add_clipped(self, total, batch):
         gram, trace = total
@@ -259,7 +253,6 @@ class SampleGradGrams(ScaledGradMoment):
     """Σ_k D_kᵀ D_k `[n, n]` and Σ_k D_k D_kᵀ `[m, m]`; with `normalize: batch` each batch of the first has trace 1."""
 
     normalize: Normalize = "none"
-    takes_heads = True
 
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out)
@@ -343,6 +336,7 @@ class TokenPowerStep(ClippedGradMoment):
     iteration: int
     previous: Mapping[str, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
     normalize: Normalize = "none"
+    takes_heads = False
 
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out), ()

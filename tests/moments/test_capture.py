@@ -4,10 +4,10 @@ from torch import nn
 
 from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.batch import split_samples
-from facts.moments.data_pass import capturing
+from facts.moments.data_pass import DataPass
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
-from tests.networks import make_model
+from tests.networks import image_batches, make_model
 
 
 class InPlace(nn.Module):
@@ -46,10 +46,15 @@ def test_the_model_is_as_it_was_after_an_error():
     model.head.bias.requires_grad_(False)
     modes = [module.training for module in model.modules()]
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    with pytest.raises(KeyboardInterrupt), capturing(model, select_layers(model).layers, lambda *_: None):
+
+    def interrupted(outputs, targets):
         assert not any(module.training for module in model.modules())
         assert not any(parameter.requires_grad for parameter in model.parameters())
         raise KeyboardInterrupt
+
+    data_pass = DataPass(model, select_layers(model).layers, lambda *_: None, interrupted, torch.float32, True)
+    with pytest.raises(KeyboardInterrupt):
+        data_pass.run(image_batches([2]), "calibration")
     assert [module.training for module in model.modules()] == modes
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert not any(module._forward_hooks for module in model.modules())
