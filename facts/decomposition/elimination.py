@@ -11,7 +11,7 @@ from torch import Tensor
 
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
-from facts.estimators.whitening import Root, lift_spectrum, square_root
+from facts.estimators.whitening import lift_spectrum, square_root
 from facts.utils.numerics import solved
 
 STEPS_AT_ONCE = 64  # between updates of the full matrices
@@ -43,10 +43,14 @@ def eliminate_together(problems: Sequence[tuple[Tensor, KroneckerFactors, float,
 
 
 def _metric(weight: Tensor, factors: KroneckerFactors, row: float, col: float) -> tuple[Tensor, Tensor, int]:
-    """Compute A, L_Bᵀ W and the number of repaired factors."""
-    left = square_root(factors.B, row, factors.repair)
-    gram, repaired = _definite(square_root(factors.A, col, factors.repair), weight)
-    return gram, left.left(weight.double()), left.repaired + repaired
+    """Compute A, positive definite, L_Bᵀ W and the number of repaired factors."""
+    output_root, input_root = square_root(factors.B, row, factors.repair), square_root(factors.A, col, factors.repair)
+    gram = torch.eye(weight.shape[1], dtype=torch.float64, device=weight.device)
+    if input_root.matrix is not None:
+        gram = input_root.matrix @ input_root.matrix.T
+    if input_root.inverse is not None:  # directions were dropped
+        gram = lift_spectrum(gram)
+    return gram, output_root.left(weight.double()), output_root.repaired + input_root.repaired
 
 
 def _in_order(
@@ -107,11 +111,3 @@ def elimination_orders(grams: Tensor, whitened: Tensor) -> Tensor:
         tables[:, 0].baddbmm_(rows.mT, rows, alpha=-1)
         tables[:, 1].baddbmm_(rows.mT, others, alpha=-1).baddbmm_(others.mT, rows, alpha=-1)
     return torch.cat(gone, dim=1).flip(1)
-
-
-def _definite(root: Root, weight: Tensor) -> tuple[Tensor, bool]:
-    """Return a root's matrix, made positive definite if directions were dropped, and whether it was repaired."""
-    if root.matrix is None:
-        return torch.eye(weight.shape[1], dtype=torch.float64, device=weight.device), root.repaired
-    gram = root.matrix @ root.matrix.T
-    return (gram if root.inverse is None else lift_spectrum(gram)), root.repaired

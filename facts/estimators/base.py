@@ -13,10 +13,8 @@ from facts.moments import InputGram, LayerMoments, Moment
 from facts.moments.statistics import Normalize, at_least_tiny
 from facts.utils.options import Positive, Share, options
 
-ROW_OF_LAYERS, ROW_OF_UNITS = (
-    0.7,
-    0.3,
-)  # from the paper, and chosen on photos (results/photos/earlier/unit_defaults.csv)
+# From the paper, and chosen on photos (results/photos/earlier/unit_defaults.csv).
+ROW_OF_LAYERS, ROW_OF_UNITS = 0.7, 0.3
 PLAIN_SHARE_OF_UNITS = 0.5
 TAKE_TWO_SIDED = "take an estimator of both sides (facts, kfac_expand, kfac_reduce, shampoo2, gfwsvd)"
 

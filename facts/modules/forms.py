@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from facts.modules.lowrank import LowRankLayer, LowRankLinear, linear, own_parameter
 
+Side = Literal["rows", "columns"]
 Layout = Literal["rows", "columns", "scattered rows", "scattered columns"]
 
 
@@ -36,7 +37,7 @@ class PivotedLinear(LowRankLayer):
 
     def __init__(
         self,
-        side: Literal["rows", "columns"],
+        side: Side,
         basis: Tensor,
         coefficients: Tensor,
         bias: Tensor | None = None,
@@ -163,10 +164,8 @@ def pivoted_layer(
         return relative_error(first @ second, exact / sizes[0] / sizes[1])  # sizes[0] * sizes[1] may be 0
 
     def better_side(choice: Choice) -> tuple[float, PivotedLinear]:
-        layers = (
-            _with_row_pivots(choice, left, right, bias, dtype),
-            _with_column_pivots(choice, left, right, bias, dtype),
-        )
+        sides: tuple[Side, ...] = ("rows", "columns")
+        layers = [_with_pivots(side, choice, left, right, bias, dtype) for side in sides]
         return min(((error(layer.factors()), layer) for layer in layers), key=lambda pair: pair[0])
 
     least, layer = better_side(_leading)
@@ -192,26 +191,17 @@ def relative_error(weight: Tensor, exact: Tensor) -> float:
     return (torch.linalg.norm(weight.double() - exact) / size).nan_to_num(torch.inf).item()
 
 
-def _with_row_pivots(
-    choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype
+def _with_pivots(
+    side: Side, choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> PivotedLinear:
-    coefficients, pivots, first = _chosen(choice, left, right)
+    outer, inner = (left, right) if side == "rows" else (right.T, left.T)
+    # The argument has the same inner products of rows as the weight, or as its transpose.
+    coefficients, first = choice(outer @ torch.linalg.qr(inner.T, mode="r").R.T)
+    pivots = slice(len(right)) if first is None else first[: len(right)]
+    if side == "columns":
+        return PivotedLinear(side, (left @ right[:, pivots]).to(dtype), coefficients.T.to(dtype), bias, first)
     order = None if first is None else first.argsort()
-    return PivotedLinear("rows", (left[pivots] @ right).to(dtype), coefficients.to(dtype), bias, order)
-
-
-def _with_column_pivots(
-    choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> PivotedLinear:
-    coefficients, pivots, first = _chosen(choice, right.T, left.T)
-    return PivotedLinear("columns", (left @ right[:, pivots]).to(dtype), coefficients.T.to(dtype), bias, first)
-
-
-def _chosen(choice: Choice, left: Tensor, right: Tensor) -> tuple[Tensor, slice | Tensor, Tensor | None]:
-    """Coefficients, the pivots among the rows of `left @ right`, and the permutation, if any, that puts them first."""
-    rank = len(right)
-    coefficients, first = choice(left @ torch.linalg.qr(right.T, mode="r").R.T)  # rows with the same inner products
-    return coefficients, slice(rank) if first is None else first[:rank], first
+    return PivotedLinear(side, (left[pivots] @ right).to(dtype), coefficients.to(dtype), bias, order)
 
 
 def _leading(rows: Tensor) -> tuple[Tensor, None]:

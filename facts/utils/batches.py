@@ -60,7 +60,6 @@ def first_sample(inputs: Any) -> Any:
 def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
     """Take batch number `rank` and every `size`-th one after it.
 
-
     Data with a method `shard(rank, size)` need not read the other batches.
     """
     if size == 1:

@@ -12,17 +12,8 @@ from operator import length_hint
 from threading import Event, Thread
 from typing import Protocol, TypeVar
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,19 +52,19 @@ def hide_displays() -> None:
     _hidden = True
 
 
-def new_display() -> Progress | None:
+def new_display() -> bars.Progress | None:
     """Make a display that vanishes at the end; None without a terminal. Each row has a field `note`."""
     console = Console(stderr=True)
     if _hidden or not console.is_terminal:
         return None
-    return Progress(
-        SpinnerColumn(finished_text="✓"),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    return bars.Progress(
+        bars.SpinnerColumn(finished_text="✓"),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[note]}"),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
         console=console,
         transient=True,
         redirect_stdout=False,  # output may go to a file
@@ -83,10 +74,10 @@ def new_display() -> Progress | None:
 class Stopwatch:
     """Seconds of each stage, one after another; the running stage; and a display, if there is a terminal."""
 
-    def __init__(self, display: Progress | None):
+    def __init__(self, display: bars.Progress | None):
         self.display, self.running = display, ""
         self.seconds: dict[str, float] = {}
-        self.rows: dict[str, TaskID] = {}
+        self.rows: dict[str, bars.TaskID] = {}
 
     def show(self, description: str, done: int = 0, total: int | None = None, note: str = "") -> None:
         """Show the running stage's progress in its row."""
@@ -99,10 +90,6 @@ class Stopwatch:
 
 
 _current: ContextVar[Stopwatch | None] = ContextVar("_current", default=None)
-
-
-def current_stopwatch() -> Stopwatch | None:
-    return _current.get()
 
 
 @contextmanager
@@ -187,7 +174,7 @@ def with_progress(batches: Iterable[T], what: str) -> Iterator[T]:
 @contextmanager
 def progress_of(what: str) -> Iterator[Show]:
     """Yield a function that shows how much is done: at once on a terminal, elsewhere in a line every 15 seconds."""
-    watch = current_stopwatch()
+    watch = _current.get()
     if watch and watch.display and watch.running:
         name = watch.running if watch.running == what else f"{watch.running}: {what}"
         yield lambda done, total, note="": watch.show(name, done, total, note)
