@@ -16,7 +16,15 @@ from facts.modules.lowrank import LowRankLinear
 from facts.parts.attention import OutputUnit, ScoreUnit
 from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem
-from tests.networks import relative_error
+from tests.networks import image_batches, make_vit, relative_error
+
+
+@pytest.fixture
+def problem() -> AllocationProblem:
+    batches = image_batches([8, 8], shape=(3, 16, 16))
+    calibration = facts.prepare(make_vit(), batches, held_out=(), parts="units")
+    decompositions = calibration.decompositions(SVDLLM())
+    return AllocationProblem(calibration, SVDLLM(), decompositions, {"flops": 0.5}, sensitivity=batches)
 
 
 def first_unit(problem, kind):

@@ -1,7 +1,10 @@
-"""The pages agree with each other and with the tree."""
+"""The pages agree with each other and with the tree, and public names say what they are."""
 
+import inspect
 import re
+import runpy
 from importlib import import_module
+from inspect import signature
 from operator import attrgetter
 
 import pytest
@@ -58,3 +61,25 @@ def test_names_that_a_page_imports_are_there(page):
             assert hasattr(import_module(module), name), f"{module}.{name}"
     for name in uses:
         assert attrgetter(name)(facts), name
+
+
+def test_every_public_name_says_what_it_is():
+    """`test_site.py` finds each name on the page."""
+    pytest.importorskip("griffe", reason="the extra `docs` is not installed: pip install -e '.[docs]'")
+    for package, names in runpy.run_path(str(ROOT / "docs/public_names.py"))["public_names"]():
+        for name in names:
+            docstring = inspect.cleandoc(getattr(import_module(package), name).__doc__ or "")
+            assert docstring.endswith((".", ":", "`")), f"{package}.{name} has no docstring of sentences"
+
+
+def test_names_are_those_of_the_stub_and_can_be_imported():
+    for name in ("Budget", "Execution", "compress", "prepare", "pareto", "recover", "search", "estimators"):
+        assert name in facts.__all__
+    for name in facts.__all__:
+        assert getattr(facts, name).__name__.rpartition(".")[2] == name
+
+
+def test_the_arguments_of_compress_fit_on_a_screen():
+    arguments = signature(facts.compress).parameters
+    assert len(arguments) <= 15
+    assert all(f"| `{name}` |" in facts.compress.__doc__ for name in arguments)

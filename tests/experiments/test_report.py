@@ -1,8 +1,10 @@
 """The report: everything that a results folder holds, and why the rest is not there; in a browser, and by its parts."""
 
 import re
+import shutil
 import subprocess
 import tarfile
+from contextlib import contextmanager
 from html import unescape
 from io import BytesIO
 from pathlib import Path
@@ -13,8 +15,25 @@ from experiments.config import CONF, Experiment
 from experiments.output.report import write_report
 from experiments.output.tables import ERRORS
 from experiments.report import main
-from tests.browser import WIDTHS, chromium
 from tests.records import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
+
+QUIET = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
+QUIET += ["disable-component-update", "disable-sync"]
+WIDTHS = {1400: 1000, 390: 844}  # and heights: a desk and a phone
+
+
+@contextmanager
+def chromium():
+    """The browser, by Playwright; skips the test if either is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[test]'")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("needs Debian's chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=[f"--{flag}" for flag in QUIET])
+        yield browser
+        browser.close()
+
 
 RESULTS = Path(CONF).parent / "results"
 

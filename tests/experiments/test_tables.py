@@ -1,14 +1,32 @@
-"""Tables: what is shown, what is compared, and what is not."""
+"""Tables: what is shown, what is compared, what is not; outcomes of samples and their errors; other devices."""
 
-from dataclasses import replace
+import json
+import re
+from dataclasses import asdict, replace
+from math import inf
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments import paper
-from experiments.config import Experiment
+from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.output.tables import ERRORS, as_text, entries_of, write_tables
+from experiments.output.figures import draw_figure
+from experiments.output.tables import (
+    ERRORS,
+    as_text,
+    entries_of,
+    kept_records,
+    rows_of_other_devices,
+    wide_table,
+    write_tables,
+)
+from experiments.record import errors_apart, mean_ranks, packed, standard_error, unpacked, write_record, write_records
 from tests.records import demo, make_record, outcomes, write_paper
 
 METHODS = ["A", "B", "C", "D", "E", "F"]
@@ -100,3 +118,138 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert r"\caption{A demonstration at 50 \%. A note.}" in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note."))
+
+
+NUM_SAMPLES, NUM_RESAMPLES = 400, 20_000
+# The spread of so many resamples is off by 1 / sqrt(2 * 20,000) = 0.5 %, and n - 1 for n makes 0.1 %.
+TOLERANCE = 0.03
+
+
+def right(count: int) -> np.ndarray:
+    """The first so many of the samples count."""
+    return np.arange(NUM_SAMPLES) < count
+
+
+def bootstrapped(values: np.ndarray) -> float:
+    """The spread of the mean over resamples."""
+    chosen = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
+    return float(values[chosen].mean(axis=1).std())
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_outcomes_come_back_as_they_were(outcomes):
+    assert unpacked(packed(torch.tensor(outcomes))).tolist() == outcomes
+
+
+@pytest.mark.parametrize("count", [0, 20, 246, 392, NUM_SAMPLES])
+def test_the_standard_error_is_the_bootstraps(count):
+    assert standard_error(right(count)) == pytest.approx(100 * bootstrapped(1.0 * right(count)), rel=TOLERANCE)
+
+
+def test_errors_apart_are_those_of_the_paired_bootstrap():
+    draw = np.random.default_rng(1)
+    better, worse = (draw.random(NUM_SAMPLES) < share for share in (0.7, 0.6))
+    difference = 1.0 * better - worse
+    found = errors_apart(better, worse)
+    assert found == pytest.approx(difference.mean() / bootstrapped(difference), rel=TOLERANCE)
+    assert found > 1 and errors_apart(worse, better) == -found
+    assert errors_apart(right(200), right(200)) == 0 and errors_apart(right(NUM_SAMPLES), right(0)) == inf
+
+
+def test_of_several_draws_the_larger_error_counts():
+    draw = np.random.default_rng(1)
+    better, worse = (draw.random((3, NUM_SAMPLES)) < share for share in ([[0.7], [0.7], [0.7]], [[0.6], [0.5], [0.2]]))
+    means = (1.0 * better - worse).mean(axis=1)
+    assert errors_apart(better, worse) == pytest.approx(means.mean() / (means.std(ddof=1) / 3**0.5))
+    assert errors_apart(better[:1], worse[:1]) == errors_apart(better[0], worse[0])
+    assert standard_error(better) == pytest.approx(100 * bootstrapped(better.mean(axis=0)), rel=TOLERANCE)
+
+
+def test_mean_ranks_are_those_of_the_samples_drawn():
+    """Three methods in two columns, each draw counted out by hand: the second repeats one sample and leaves others out.
+
+    The second column has a sample more.
+    """
+    outcomes = [
+        np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0]], dtype=bool),  # 3, 2, 2; drawn: 2, 2, 2
+        np.array([[0, 0, 1, 1, 0], [1, 1, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=bool),  # 2, 4, 0; drawn: 1, 3, 0
+    ]
+    counts = [np.array([[1, 1, 1, 1], [0, 2, 0, 1]]), np.array([[1, 1, 1, 1, 1], [0, 2, 0, 1, 2]])]
+    assert mean_ranks(outcomes, counts).tolist() == [[1.5, 1.75, 2.75], [2.0, 1.5, 2.5]]
+
+
+HERE = {"processor": "AMD EPYC", "gpu": "none", "threads": "2"}
+H100 = {"processor": "AMD EPYC", "gpu": "NVIDIA H100 80GB HBM3", "threads": "16"}
+
+
+def timed(name, speedup, machine=HERE, device="cpu", results=2, model="deit_b", **fields):
+    identity = {"results": results, "model": model, "machine": machine, "num_threads": int(machine["threads"])}
+    metrics = {"dense_throughput": 100.0, "compressed_throughput": 100.0 * speedup, "speedup": speedup}
+    config = {"hardware": {"device": device}}
+    return make_record(name, metrics=metrics, identity=identity, machine=machine, config=config, **fields)
+
+
+@pytest.fixture
+def by_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "demo.csv").write_text("row,column,metric,paper\nV100,Net,speedup,1.6\n")
+    ranked = {"metrics": {"compressed_throughput": "Low rank", "speedup": "Speed-up"}, "ranked_by": "speedup"}
+    return demo(figure="throughput", **ranked, by_device=True, rows={"This device": []})
+
+
+def test_rows_of_other_devices(by_device, tmp_path):
+    own = timed("here", 1.2)
+    others = [
+        timed("first", 2.0, H100, "cuda", results=1, time="2026-01-01"),
+        timed("later", 2.5, H100, "cuda", results=3, time="2026-01-02"),
+        timed("another_network", 9.0, H100, "cuda", model="swin_b"),
+        timed("here_again", 9.0, results=1),
+        timed("failed_there", 9.0, {**H100, "gpu": "A100"}, "cuda", status="failed"),
+    ]
+    for record in (own, *others[1:]):
+        write_record(record, tmp_path / "records")
+    (tmp_path / "tables").mkdir()
+    write_records(others[:1], tmp_path / "tables" / "demo.jsonl")  # as another machine has committed it
+    with (tmp_path / "tables" / "demo.jsonl").open("a") as file:
+        file.write(json.dumps({**asdict(others[0]), "metrics": None}) + "\n")
+    grid = [GridCell("demo", "This device", "Net", None, "done", own)]
+    grid += rows_of_other_devices(by_device, grid, tmp_path)
+    table = wide_table(by_device, entries_of(by_device, grid, False), {})
+    assert table.to_numpy().tolist() == [
+        ["This device", "120.0", "1.2", ""],
+        ["NVIDIA H100 80GB HBM3", "250.0", "2.5", ""],
+        ["V100", "", "", "1.6"],
+    ]
+    elsewhere = timed("another_setting", 2.0, H100, "cuda", model="swin_b")
+    write_records([own, others[0], elsewhere], tmp_path / "tables" / "demo.jsonl")
+    kept = kept_records(by_device, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
+    assert [record.fingerprint for record in kept] == ["first", "another_setting", "here"]
+    draw_figure(by_device, grid, tmp_path)
+    drawn = (tmp_path / "demo.csv").read_text()
+    assert drawn.count("This device") == drawn.count("NVIDIA H100") == 2 and "V100" not in drawn
+
+
+def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):
+    config = {"results": str(tmp_path), "task": {"crops": f"{tmp_path}/crops", "names": ["deit", f"{tmp_path}_other"]}}
+    record, path = make_record(config=config), tmp_path / "demo.jsonl"
+    write_records([record, record], path)
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["config"] == {
+        "results": "results",
+        "task": {"crops": "results/crops", "names": ["deit", f"{tmp_path}_other"]},
+    }
+    published = [each for each in (Path(CONF).parent / "results").rglob("*.jsonl")]
+    lines = [line for each in published for line in each.read_text().splitlines()]
+    assert len(lines) > 300 and [line[:80] for line in lines if re.search(r'"/[^"]', line)] == []
+
+
+def test_whole_records_come_before_published_ones_and_a_gpu_that_stood_by_did_no_work(by_device, tmp_path):
+    own, other = timed("here", 1.2), timed("there", 2.0, H100, "cuda", analysis={"missing": {"residual": "no"}})
+    write_record(other, tmp_path / "records")
+    write_record(timed("stood_by", 1.1, H100), tmp_path / "records")
+    (tmp_path / "tables").mkdir()
+    write_records([other, replace(other, status="failed", metrics={})], tmp_path / "tables" / "demo.jsonl")
+    rows = rows_of_other_devices(by_device, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
+    assert [cell.row for cell in rows] == ["AMD EPYC, 16 threads", "NVIDIA H100 80GB HBM3", "V100"]
+    assert rows[1].record.analysis == other.analysis

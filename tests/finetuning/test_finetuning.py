@@ -1,4 +1,4 @@
-"""Finetuning by distillation: its loss, its steps, and that an interruption leaves no trace."""
+"""Finetuning by distillation: its loss, its steps, its rates; of pivoted layers, and of blocks."""
 
 import copy
 import math
@@ -9,10 +9,15 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+import facts
 from facts.finetuning import Finetuning, finetune
-from facts.moments.losses import summed_cross_entropy
+from facts.finetuning.inputs import Inputs
+from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_of
+from facts.finetuning.state import plain_factors
+from facts.modules.forms import FORMS
+from facts.moments.losses import kl_divergence, summed_cross_entropy
 from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
-from tests.networks import image_batches, make_model, relative_error
+from tests.networks import image_batches, make_model, make_vit, relative_error
 
 
 def test_the_loss_is_the_formula():
@@ -162,3 +167,88 @@ def test_too_little_memory_for_a_batch_says_what_lowers_the_need():
     student.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none left")))
     with pytest.raises(MemoryError, match=r"a batch of 3 .*divide batch_size and multiply accumulate by the same"):
         finetune(student, make_model(), Given([3]), recipe())
+
+
+def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
+    task = Given([3, 2])
+    student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
+    ranks = {name: module.rank for name, module in student.named_modules() if isinstance(module, facts.PivotedLinear)}
+    [(images, _)] = image_batches([4])
+    before = student.eval()(images)
+    reference = copy.deepcopy(student)
+    with plain_factors(reference):
+        assert sum(isinstance(module, facts.LowRankLinear) for module in reference.modules()) == len(ranks) > 2
+        torch.testing.assert_close(reference(images), before)
+        finetune(reference, make_model(), task, recipe())
+        expected = reference(images)
+    finetune(student, make_model(), task, recipe())
+    assert {name: student.get_submodule(name).rank for name in ranks} == ranks
+    torch.testing.assert_close(student(images), expected)
+    assert relative_error(student(images), before) > 0.01
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_pivots_are_permuted_after_training_only_if_they_were(precision):
+    torch.manual_seed(0)
+    left, right = torch.randn(200, 60), torch.randn(60, 120)
+    model = nn.Sequential(FORMS["pivoted"](precision).layer(nn.Linear(120, 200), left, right))
+    permuted = model[0].order is not None
+    assert permuted == (precision == torch.bfloat16)
+    with plain_factors(model):
+        torch.testing.assert_close(model[0].weight, left @ right, rtol=1e-3, atol=1e-3)
+    assert (model[0].order is not None) == permuted
+
+
+BATCHES = image_batches([8] * 4, shape=(3, 16, 16))
+
+
+def compressed(model, **options):
+    return facts.compress(model, estimator="pela", search="uniform", ratio=0.5, **options)
+
+
+def test_blocks_are_those_with_low_rank_or_narrower_layers():
+    model = make_vit()
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and "blocks.1" in name]
+    assert compressed_blocks(compressed(model, layers=layers).model, model) == ["blocks.1"]
+    assert compressed_blocks(compressed(model).model, model) == [f"blocks.{i}" for i in range(3)]
+    assert compressed_blocks(model, model) == []
+    prepared = facts.prepare(model, BATCHES, layers=layers, parts="units")
+    assert compressed_blocks(facts.compress(prepared, search="uniform", ratio=0.5).model, model) == ["blocks.1"]
+
+
+def test_the_error_is_a_sum_over_samples_and_blocks():
+    original = make_vit()
+    changed = compressed(original).model
+    names = compressed_blocks(changed, original)
+    [(images, _)] = image_batches([5], shape=(3, 16, 16))
+    with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(changed, names) as theirs:
+        original(images)
+        changed(images)
+    expected = sum(
+        ((other[i] - one[i]).norm() / one[i].norm()) ** 2
+        for one, other in zip(ours, theirs, strict=True)
+        for i in range(5)
+    )
+    torch.testing.assert_close(matching_error(ours, theirs, 5), expected)
+    assert matching_error(ours, ours, 5) == 0 < expected
+    assert len(ours) == len(names) and not original._forward_hooks
+    assert matching_error([torch.zeros(5, 2)], [torch.zeros(5, 2)], 5) == 0
+    assert matching_error([torch.ones(5, 2)], [torch.zeros(5, 3)], 5) == 0
+
+
+def test_blocks_come_nearer_if_they_count():
+    """More so than when the outputs alone are taught; the weight of the blocks' errors is all that differs."""
+    original = make_vit()
+    inputs = Inputs(BATCHES, kl_divergence, part_size=8, held_back=0.25, views=False)
+    errors = {}
+    for weight in (0.0, 1.0):
+        student = compressed(original).model
+        recipe = Finetuning(num_epochs=20, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
+        finetune(student, original, inputs, recipe)
+        names = compressed_blocks(student, original)
+        with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(student, names) as theirs:
+            images = BATCHES[-1][0]
+            original(images)
+            student(images)
+        errors[weight] = matching_error(ours, theirs, len(images)).item()
+    assert errors[1.0] < 0.7 * errors[0.0]

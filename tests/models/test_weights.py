@@ -1,4 +1,4 @@
-"""Checkpoints: found, fetched, read and loaded strictly, without any network."""
+"""Checkpoints: found, fetched, read and loaded strictly, without any network; torchvision's too."""
 
 import argparse
 import hashlib
@@ -8,13 +8,18 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import timm.data
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+from PIL import Image
 from safetensors.torch import save_file
+from torchvision import models
 
+import facts
 import facts.models.weights as weights
-from facts.models import MambaVision, MambaVisionModel, TimmModel
+from facts.models import MambaVision, MambaVisionModel, TimmModel, TorchvisionModel
 from facts.models.mambavision import VARIANTS
+from tests.saving.setting import assert_same, compressed
 
 TINY = {"depths": [0, 0, 2, 2], "dims": [4, 4, 16, 16], "heads": [2, 2], "windows": [4, 2], "stem_dim": 4}
 REPOSITORY = "nvidia/MambaVision-B-1K"
@@ -177,3 +182,29 @@ def test_a_file_of_anything_but_named_tensors_is_refused(tmp_path):
     torch.save({"state_dict": 3}, tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"other.pth is not a checkpoint: give a file of named tensors"):
         weights.read_checkpoint(tmp_path / "other.pth")
+
+
+def on_meta(tag):
+    with torch.device("meta"):
+        return TorchvisionModel(tag=tag).architecture()
+
+
+@pytest.mark.parametrize("tag", ["resnet50", "swin_v2_t", "efficientnet_b3"])
+def test_images_are_prepared_as_torchvision_does(tag):
+    image = Image.effect_noise((300, 420), 90).convert("RGB")
+    ours = timm.data.create_transform(**timm.data.resolve_model_data_config(on_meta(tag)))(image)
+    torch.testing.assert_close(ours, models.get_model_weights(tag).DEFAULT.transforms()(image))
+
+
+def test_published_weights_and_a_saved_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    recipe = TorchvisionModel(tag="squeezenet1_1")
+    assert recipe.checkpoint() is None
+    (tmp_path / "checkpoints").mkdir()
+    file = tmp_path / "checkpoints" / recipe.published.url.rpartition("/")[2]
+    torch.save(models.squeezenet1_1().state_dict(), file)
+    result = compressed(recipe.build(), (3, 64, 64), layers="all")
+    facts.save_compressed(result, tmp_path / "saved")
+    loaded = facts.load_compressed(tmp_path / "saved")
+    assert_same(loaded, result, (3, 64, 64))
+    assert loaded.model.provenance["source"] == file.name and "repository" not in loaded.model.provenance

@@ -4,14 +4,16 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from facts.moments import GradGram, GroupGradients, InputGram, MeanInputGram, SampleGradGrams, collect_moments
 from facts.moments.collect import MemoryPolicy
 from facts.moments.data_pass import DataPass, blocks_of
 from facts.moments.losses import next_tokens, summed_cross_entropy
 from facts.parts.layers import select_layers
-from tests.live_bytes import LiveBytes
 from tests.networks import (
     InPlaceBlock,
     Runs,
@@ -23,6 +25,27 @@ from tests.networks import (
     make_sharing,
     make_vit,
 )
+
+
+class LiveBytes(TorchDispatchMode):
+    """Within the block, `peak` is the largest sum of bytes of tensors that were made there and lived at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak = 0
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given:
+                storage = StorageWeakRef(tensor.untyped_storage())
+                self.made[storage.cdata] = storage, tensor.untyped_storage().nbytes()
+        self.made = {place: made for place, made in self.made.items() if not made[0].expired()}
+        self.peak = max(self.peak, sum(nbytes for _, nbytes in self.made.values()))
+        return result
+
 
 MOMENTS = (InputGram(), GradGram(), MeanInputGram(), SampleGradGrams(), GroupGradients(group_size=2))
 CHECKPOINTED = MemoryPolicy(checkpoint_blocks=True)

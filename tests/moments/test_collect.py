@@ -1,13 +1,91 @@
+"""One data pass: what it sees, sums and keeps."""
+
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import facts
 from facts.estimators import ESTIMATORS, GFWSVD
-from facts.moments import GradGram, InputGram, collect_moments
+from facts.moments import GradGram, InputGram, SampleGradEnergy, collect_moments
+from facts.moments.batch import MIN_BLOCKED_SIZE, add_symmetric, mirror, split_samples
+from facts.moments.data_pass import DataPass
 from facts.moments.losses import summed_cross_entropy
+from facts.parts.layers import select_layers
+from facts.utils.cache import Cache
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
-from tests.networks import Runs, image_batches, make_causal_lm, make_vit, relative_error
+from tests.disk import room_for
+from tests.networks import Runs, image_batches, make_causal_lm, make_model, make_vit, relative_error
+
+
+class InPlace(nn.Module):
+    """Changes the input and the output of a layer after it ran, as residual and activation code may do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x):
+        x = self.first(x)
+        y = torch.relu_(self.layer(x))
+        x += y
+        return x.mean(dim=1)
+
+
+@pytest.mark.parametrize("with_grads", [True, False])
+def test_changes_in_place_do_not_reach_the_moments(with_grads):
+    model = InPlace().double()
+    x, labels = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
+    wanted = [InputGram(), GradGram()] if with_grads else [InputGram()]
+    moments = collect_moments(model, {"layer": model.layer}, [(x, labels)], wanted)["layer"]
+    hidden = model.first(x).detach()
+    inputs = hidden.flatten(0, 1)
+    torch.testing.assert_close(moments[InputGram()][0], inputs.T @ inputs)
+    if with_grads:
+        y = model.layer(hidden).detach().requires_grad_()
+        (g,) = torch.autograd.grad(summed_cross_entropy((hidden + y.relu()).mean(dim=1), labels), y)
+        torch.testing.assert_close(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1))
+
+
+def test_the_model_is_as_it_was_after_an_error():
+    model = make_model().train()
+    model.grid.eval()
+    model.head.bias.requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+
+    def interrupted(outputs, targets):
+        assert not any(module.training for module in model.modules())
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        raise KeyboardInterrupt
+
+    data_pass = DataPass(model, select_layers(model).layers, lambda *_: None, interrupted, torch.float32, True)
+    with pytest.raises(KeyboardInterrupt):
+        data_pass.run(image_batches([2]), "calibration")
+    assert [module.training for module in model.modules()] == modes
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("shape", [(7, 4, 5), (5,)])
+def test_split_samples_names_the_layer_it_cannot_split(shape):
+    with pytest.raises(ValueError, match=r"layer blocks\.0 sees a tensor of shape .* for a batch of 2 samples"):
+        split_samples(torch.zeros(shape), 2, "blocks.0")
+
+
+@pytest.mark.parametrize("size", [7, MIN_BLOCKED_SIZE, 1029])
+def test_blocked_product_is_the_plain_product(size):
+    left = torch.randn(3, 5, size, dtype=torch.float64)
+    right = torch.rand(3, 5, 1, dtype=torch.float64) * left  # leftᵀ right is symmetric
+    start = torch.randn(size, size, dtype=torch.float64)
+    start = start + start.T
+    total = start.clone()
+    add_symmetric(total, left, right)
+    expected = start + torch.einsum("nti,ntj->ij", left, right)
+    assert relative_error(mirror(total), expected) < 1e-13  # float64 sums in another order
+
 
 EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
 EXACT = 1e-12  # sums over float64 in another order
@@ -86,3 +164,24 @@ def test_heads_in_one_call_have_the_moments_of_heads_in_turn(make, batches):
         for moment in wanted:
             for ours, theirs in zip(together[name][moment], alone[moment], strict=True):
                 assert relative_error(ours, theirs) < EXACT, (name, moment)
+
+
+@pytest.mark.attack
+def test_a_moment_that_finds_no_room(model, batches, tmp_path, caplog):
+    """One clear error, nothing half written, and what was finished is kept."""
+    caplog.set_level("INFO")
+    moments = [SampleGradEnergy(), InputGram(), GradGram()]
+    collect = partial(collect_moments, model, select_layers(model).layers, batches, moments)
+
+    def stamps():
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
+    with room_for(4096), pytest.raises(OSError, match=r"no room for .*InputGram.*GiB are free.*: free"):
+        collect(cache=Cache(tmp_path))
+    kept = stamps()
+    caplog.clear()
+    found = collect(cache=Cache(tmp_path))
+    assert "data pass for" in caplog.text and kept.items() <= stamps().items()
+    for name, expected in collect(cache=None).items():
+        for moment in moments:
+            assert all(map(torch.equal, found[name][moment], expected[moment]))
