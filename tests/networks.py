@@ -194,6 +194,22 @@ def make_image_classifier(kind="vit", **settings):
     return transformers.AutoModelForImageClassification.from_config(config).eval()
 
 
+@torch.no_grad()
+def seen_by(module, network, images):
+    """The inputs `[T, n]` of a module of the network."""
+    seen = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
+    network(images)
+    hook.remove()
+    return torch.cat(seen)
+
+
+def same_weights(first, second):
+    """Whether two networks hold the same values under the same names."""
+    pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
+    return all(a == b and x.equal(y) for (a, x), (b, y) in pairs)
+
+
 def relative_error(actual, expected):
     """Of two tensors, in the Frobenius norm."""
     return float((actual - expected).detach().norm() / expected.detach().norm())
@@ -205,5 +221,13 @@ def compiled_outputs(model, inputs, backend):
     return torch.compile(model, backend=backend, fullgraph=True)(inputs)
 
 
+@timm.models.register_model
+def tiny_vit(pretrained=False, **options):
+    """The smallest vision transformer of timm with fewer blocks and for smaller images: `timm/tiny_vit` by name."""
+    small = {"img_size": 32, "patch_size": 8, "depth": 2, "pretrained_cfg_overlay": {"input_size": (3, 32, 32)}}
+    given = {name: value for name, value in options.items() if value is not None}  # timm passes on all that it takes
+    return timm.create_model("test_vit", **small | given)
+
+
 def make_three_classes():
-    return timm.create_model("test_vit", num_classes=3)
+    return tiny_vit(num_classes=3)

@@ -1,5 +1,7 @@
 """Cross-token maps and distance correlations against what one would write first."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,8 @@ from tests.networks import image_batches, make_model
 from tests.oracles.factors import every
 from tests.oracles.samples import model_samples
 
-pytest.importorskip("hyppo", reason="the extra `analysis` is not installed")
+if find_spec("hyppo") is None:  # slow to import
+    pytest.skip("the extra `analysis` is not installed", allow_module_level=True)
 
 
 def filled(x, g, sizes=None):

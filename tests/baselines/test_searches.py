@@ -15,7 +15,7 @@ from experiments.baselines.flora import Evolution, FLORASearch, Supernet, offere
 from facts.modules.networks import replaced_forwards
 from facts.search import ComCatSearch
 from tests.finetuning.setting import Reads, Watched, interrupt
-from tests.networks import image_batches
+from tests.networks import image_batches, seen_by
 from tests.oracles.truncation import discarded_energies
 from tests.search.problems import make_problem, plain_problem
 from tests.search.test_searches import wide_problem
@@ -64,13 +64,10 @@ def test_the_decompositions_are_projections_with_the_best_outputs_of_their_rank(
             left, right = decomposition.truncate(rank)
             torch.testing.assert_close(left.mT @ left, torch.eye(rank, dtype=torch.float64))
             torch.testing.assert_close(right, left.mT @ layer.weight.detach())
-    seen = []
-    handle = problem.layers["grid"].register_forward_pre_hook(lambda module, args: seen.append(args[0].flatten(0, -2)))
-    problem.model(image_batches([16])[0][0])
-    handle.remove()
-    rank, outputs = result.plan["grid"], seen[0] @ problem.layers["grid"].weight.detach().mT
+    rank, seen = result.plan["grid"], seen_by(problem.layers["grid"], problem.model, image_batches([16])[0][0])
+    outputs = seen @ problem.layers["grid"].weight.detach().mT
     left, right = result.decompositions["grid"].truncate(rank)
-    error = (seen[0] @ (left @ right).mT - outputs).square().sum()
+    error = (seen @ (left @ right).mT - outputs).square().sum()
     torch.testing.assert_close(error, torch.linalg.svdvals(outputs)[rank:].square().sum())
 
 

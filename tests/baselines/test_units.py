@@ -16,7 +16,7 @@ from facts.modules.lowrank import LowRankLinear
 from facts.parts.attention import OutputUnit, ScoreUnit
 from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem
-from tests.networks import image_batches, make_vit, relative_error
+from tests.networks import image_batches, make_vit, relative_error, seen_by
 
 
 @pytest.fixture
@@ -31,27 +31,21 @@ def first_unit(problem, kind):
     return next(unit for unit in problem.calibration.units.values() if isinstance(unit, kind))
 
 
-def seen_by(module, network, problem):
-    """The inputs `[T, n]` of a module of the network."""
-    seen = []
-    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
-    with torch.no_grad():
-        network(torch.cat([images for images, _ in problem.calibration.data]))
-    hook.remove()
-    return seen[0]
+def images_of(problem):
+    return torch.cat([images for images, _ in problem.calibration.data])
 
 
 def inputs_of(problem, kind):
     """A call of the first unit of a kind, its layer, and its inputs `[T, n]`."""
     call = first_unit(problem, kind).linears[0]
     layer = problem.calibration.linears[call]
-    return call, layer, seen_by(layer, problem.calibration.rewritten, problem)
+    return call, layer, seen_by(layer, problem.calibration.rewritten, images_of(problem))
 
 
 def projected_of(problem, name):
     """Queries, keys or values of the first head of the first unit, `[T, d]`, and the bias that queries have."""
     module, heads = first_unit(problem, ScoreUnit).heads(problem.model)
-    projected = seen_by(module, problem.model, problem) @ getattr(heads, name)[0].T
+    projected = seen_by(module, problem.model, images_of(problem)) @ getattr(heads, name)[0].T
     return projected + heads.query_bias[0] if name == "queries" else projected
 
 
@@ -184,7 +178,7 @@ def test_influence_is_the_angle_between_a_token_before_and_after_a_block(problem
     for block in model.blocks:
         block.register_forward_hook(lambda _, inputs, outputs: tokens.append((inputs[0], outputs)))
     with torch.no_grad():
-        model(torch.cat([images for images, _ in problem.calibration.data]))
+        model(images_of(problem))
     expected = [1 - (F.normalize(a, dim=-1) * F.normalize(b, dim=-1)).sum(dim=-1).mean().item() for a, b in tokens]
     assert list(block_influence(problem).values()) == pytest.approx(expected)
 

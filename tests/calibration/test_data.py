@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -80,8 +81,7 @@ class TestLanguageModels:
             with pytest.raises(ValueError, match="the targets of a language model are the tokens that follow"):
                 facts.compress(model, [(TOKENS, targets)])
 
-    def test_an_encoder_and_a_decoder(self):
-        transformers = pytest.importorskip("transformers")
+    def test_an_encoder_and_a_decoder(self, transformers):
         config = transformers.T5Config(
             vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
         )
@@ -156,9 +156,6 @@ def test_inputs_that_ask_for_gradients_get_none():
     assert all(images.grad is None and images.requires_grad for images, _ in batches)
 
 
-transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
-datasets = pytest.importorskip("datasets", reason="the extra `llm` is not installed: make install-llm")
-
 PIXELS = np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)
 LABELS = [index % 5 for index in range(12)]
 SAMPLES = [
@@ -166,10 +163,14 @@ SAMPLES = [
 ]
 
 
-def pictures():
-    """A data set with images and labels, which a processor turns into tensors when they are read."""
-    from PIL import Image
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
 
+
+def pictures(transformers):
+    """A data set with images and labels, which a processor turns into tensors when they are read."""
+    datasets = pytest.importorskip("datasets", reason="the extra `llm` is not installed: make install-llm")
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 256, (40, 36, 3), dtype=np.uint8)) for _ in LABELS]
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
@@ -178,25 +179,23 @@ def pictures():
     return data
 
 
-def trainer_loader():
+def trainer_loader(transformers):
     arguments = transformers.TrainingArguments("unused", per_device_train_batch_size=4, use_cpu=True, report_to=[])
     return transformers.Trainer(make_image_classifier(), arguments, train_dataset=SAMPLES).get_train_dataloader()
 
 
 LOADERS = {
-    "default_data_collator": lambda: DataLoader(
-        SAMPLES, batch_size=4, collate_fn=transformers.default_data_collator, shuffle=True
-    ),
-    "set_transform": lambda: DataLoader(pictures(), batch_size=4, shuffle=True),
+    "default_data_collator": lambda library: DataLoader(SAMPLES, 4, True, collate_fn=library.default_data_collator),
+    "set_transform": lambda library: DataLoader(pictures(library), 4, shuffle=True),
     "trainer": trainer_loader,
-    "processor": lambda: [transformers.BatchFeature({"pixel_values": PIXELS, "labels": np.array(LABELS)})],
-    "pairs": lambda: [(transformers.BatchFeature({"pixel_values": PIXELS}), torch.tensor(LABELS))],
+    "processor": lambda library: [library.BatchFeature({"pixel_values": PIXELS, "labels": np.array(LABELS)})],
+    "pairs": lambda library: [(library.BatchFeature({"pixel_values": PIXELS}), torch.tensor(LABELS))],
 }
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_batches_are_inputs_by_name_and_labels_the_same_in_every_pass(name):
-    batches = Batches(LOADERS[name](), make_image_classifier())
+def test_batches_are_inputs_by_name_and_labels_the_same_in_every_pass(name, transformers):
+    batches = Batches(LOADERS[name](transformers), make_image_classifier())
     first, second = ([(inputs, labels) for inputs, labels in batches] for _ in range(2))
     assert sorted(torch.cat([labels for _, labels in first]).tolist()) == sorted(LABELS)
     for (inputs, labels), (same_inputs, same_labels) in zip(first, second, strict=True):
@@ -210,7 +209,7 @@ def test_inputs_by_name_are_compressed_as_pairs_are():
     """Pairs of tensors need nothing of transformers but the logits."""
     images = torch.from_numpy(PIXELS)
     by_name, in_pairs, others = (
-        facts.compress(make_image_classifier(), [batch])
+        facts.compress(make_image_classifier(), [batch], search="uniform")
         for batch in (
             {"pixel_values": PIXELS, "labels": np.array(LABELS)},
             (images, torch.tensor(LABELS)),
@@ -223,7 +222,7 @@ def test_inputs_by_name_are_compressed_as_pairs_are():
     assert found.equal(expected) and not found.equal(other)
 
 
-def test_samples_in_place_of_batches():
-    for data in (pictures(), SAMPLES):
+def test_samples_in_place_of_batches(transformers):
+    for data in (pictures(transformers), SAMPLES):
         with pytest.raises(ValueError, match=r"single samples: give batches of them, DataLoader\(dataset, batch_size"):
             facts.compress(make_image_classifier(), data)

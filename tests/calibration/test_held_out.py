@@ -11,7 +11,7 @@ import facts
 from facts.calibration.data import as_batches, divide, num_held_out
 from facts.calibration.distance import distance
 from facts.moments.losses import kl_divergence, squared_error
-from tests.networks import image_batches, make_model
+from tests.networks import image_batches, make_model, same_weights
 
 SIZES = [16] * 10
 
@@ -33,10 +33,6 @@ def with_noise_in(data):
         labels[chosen] = 3 - labels[chosen]
         changed.append((images, labels))
     return changed
-
-
-def same_weights(first, other):
-    return all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), other.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize(("num_samples", "expected"), [(3, 0), (4, 1), (100, 25), (128, 32), (200, 32), (5000, 500)])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 from facts.cli import app
 from tests.cli.pictures import write_images
 
-VIT = ("timm/test_vit", "--weights", "random", "--num-classes", "3", "--num-workers", "0")
+VIT = ("timm/tiny_vit", "--weights", "random", "--num-classes", "3", "--num-workers", "0")
 
 
 def saved(folder):

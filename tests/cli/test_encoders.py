@@ -22,8 +22,8 @@ NAMES = ("relative_error", "cosine", "nearest_top1", "probe_top1")
 @pytest.fixture
 def encoder(tmp_path):
     """Arguments that name it, with the weights of a network with a classifier."""
-    save_file(timm.create_model("test_vit", num_classes=3).state_dict(), tmp_path / "own.safetensors")
-    return "timm/test_vit", "--num-classes", 0, "--weights", tmp_path / "own.safetensors"
+    save_file(timm.create_model("tiny_vit", num_classes=3).state_dict(), tmp_path / "own.safetensors")
+    return "timm/tiny_vit", "--num-classes", 0, "--weights", tmp_path / "own.safetensors"
 
 
 def test_it_is_compressed_saved_and_evaluated(run, encoder, photos, tmp_path):
@@ -36,7 +36,7 @@ def test_it_is_compressed_saved_and_evaluated(run, encoder, photos, tmp_path):
         assert found[name] == pytest.approx(description["metrics"][name]["compressed"], rel=1e-4)
     assert description["metrics"]["cosine"]["original"] == pytest.approx(1, abs=1e-6)
     assert description["metrics"]["relative_error"]["original"] == 0
-    original = timm.create_model("test_vit", num_classes=3, checkpoint_path=str(encoder[-1]))
+    original = timm.create_model("tiny_vit", num_classes=3, checkpoint_path=str(encoder[-1]))
     original.reset_classifier(0)
     batches = ImageFolder(root=photos, num_workers=0).for_features(original.eval())[1]
     images = torch.cat([images for images, _ in batches])
@@ -83,7 +83,7 @@ def test_an_encoder_of_transformers_alone_and_in_a_pair(run, in_pair, photos, tm
 
 def test_nearest_neighbours_against_a_sum_of_weights(photos):
     """And a probe that separates what is separable: the features of images that it was fitted to."""
-    model = timm.create_model("test_vit", num_classes=0).eval()
+    model = timm.create_model("tiny_vit", num_classes=0).eval()
     reference, evaluation = ImageFolder(root=photos, num_workers=0, batch_size=4).for_features(model)
     (known, classes), (features, labels) = (features_of(model, each) for each in (reference, evaluation))
     assert len(known) == len(features) == 6 < NUM_NEIGHBORS

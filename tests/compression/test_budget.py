@@ -64,7 +64,7 @@ def test_limits_that_cannot_be_met(model, batches):
 class TestError:
     @pytest.fixture
     def model(self):
-        return make_vit()
+        return make_vit(depth=1)
 
     @pytest.fixture
     def batches(self, model):

@@ -1,7 +1,7 @@
 """Units of networks of many families: exact at full width, narrower at less, with errors to second order."""
 
 import copy
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import timm
@@ -91,7 +91,8 @@ FAMILIES = {
 }
 
 
-def prepared(name, **options):
+@cache
+def prepared(name):
     make, size, _ = FAMILIES[name]
     torch.manual_seed(0)
     model = make().eval()
@@ -99,14 +100,16 @@ def prepared(name, **options):
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     tokens = torch.randint(64, (8, 7), generator=torch.Generator().manual_seed(0))
     data = image_batches([6, 6], shape=(3, size, size)) if size else [(tokens, facts.next_tokens(tokens))]
-    return facts.prepare(model, data, parts="units", held_out=(), **options)
+    return facts.prepare(model, data, parts="units", held_out=())
 
 
 def images_of(calibration):
     return torch.cat([images for images, _ in calibration.data])
 
 
-def problem_of(calibration):
+@cache
+def problem_of(name):
+    calibration = prepared(name)
     estimator = calibration.suited(FACTS())
     return AllocationProblem(
         calibration, estimator, calibration.decompositions(estimator), {"flops": 0.5}, sensitivity=calibration.data
@@ -117,7 +120,7 @@ def problem_of(calibration):
 @torch.no_grad()
 def test_at_full_width_outputs_are_the_originals(name):
     """Those of the calls of linear layers, and those of the narrow modules; 1e-10 covers ill-conditioned factors."""
-    problem = problem_of(prepared(name))
+    problem = problem_of(name)
     calibration, images = problem.calibration, images_of(problem.calibration)
     assert {type(part) for part in problem.parts.values()} == FAMILIES[name][2]
     original = run(calibration.model, images)
@@ -132,7 +135,7 @@ def test_at_full_width_outputs_are_the_originals(name):
 @torch.no_grad()
 def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     """Each part at half of its width; the weights that are gone are those of the plan."""
-    problem = problem_of(prepared(name))
+    problem = problem_of(name)
     calibration, images = problem.calibration, images_of(problem.calibration)
     plan = {name: max(1, part.largest // 2) for name, part in problem.parts.items()}
     narrow = problem.calibration.apply(plan, problem.decompositions)
@@ -155,7 +158,7 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
 @torch.no_grad()
 def test_comcats_mixture_of_one_choice_is_that_choice(name):
     """Each part at its second rank, and each as it is."""
-    problem = problem_of(prepared(name))
+    problem = problem_of(name)
     images, ranks = images_of(problem.calibration), problem.ranks_of_ratios((0.3, 0.6, 0.9))
     mixtures = [Mixture(problem, part, ranks[part]) for part in problem.parts]
     for choice, plan in ((1, {part: ranks[part][1] for part in ranks}), (-1, dict.fromkeys(ranks))):
@@ -186,7 +189,7 @@ def test_parts_are_timed_in_networks_that_run(name):
 @pytest.mark.parametrize("name", ["vit", "convnext", "grouped queries, rotated"])
 def test_the_profile_is_that_of_the_slopes_of_each_samples_loss(name):
     """½ mean (∂/∂ε of the loss, with all calls of a unit moved by ε towards their rank)²."""
-    problem = problem_of(prepared(name))
+    problem = problem_of(name)
     network, calls, sensitivity = problem.calibration.rewritten, problem.calibration.linears, Sensitivity(problem)
     profiles = exact_profiles(problem, "given", seed=0)
     for name, part in problem.parts.items():

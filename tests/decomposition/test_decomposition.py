@@ -1,6 +1,5 @@
 """Decompositions, of products too, and eliminations of inputs against dense oracles."""
 
-from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -13,10 +12,10 @@ from facts.decomposition.elimination import eliminate, elimination_orders
 from facts.decomposition.truncation import by_gram, decompose, decompose_product
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
 from facts.estimators.whitening import shrink
-from facts.parts.attention import Heads, output_cores, polar, score_cores
+from facts.parts.attention import Heads, output_cores, score_cores
 from facts.utils.numerics import solved
 from tests.devices.pretended import pretended_cuda
-from tests.networks import compress_on_all, image_batches, make_model, relative_error
+from tests.networks import compress_on_all, image_batches, make_model, relative_error, seen_by
 from tests.oracles.truncation import discarded_energies, metric_error
 
 # Roots and their inverses in float64 lose what the factor's condition number (1e4 here at most) takes from 1e-16.
@@ -158,18 +157,6 @@ def test_inputs_that_never_occur_leave_first_and_cost_nothing():
     assert decomposition.energies[-2:].sum() < 1e-5 * decomposition.energies.sum()
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 20), (3, 8, 8), (3, 8, 5)])
-@pytest.mark.parametrize("least", [1.0, 1e-4, 1e-9, 0.0])
-def test_polar_factors_are_those_of_the_svd(shape, least):
-    """The relative error of Q, where it is unique, is that of rounding times the condition number."""
-    u, s, vh = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
-    s[:2, -1] = least * s[:2, 0]
-    root, basis = polar((u * s[:, None]) @ vh)
-    torch.testing.assert_close(root, (u * s[:, None]) @ u.mT, rtol=0, atol=1e-12)
-    if least:
-        torch.testing.assert_close(basis, u @ vh, rtol=0, atol=1e-14 / least)
-
-
 @pytest.mark.parametrize("sides", [("A", "B"), ("A",), ("B",), ()])
 def test_a_product_is_decomposed_as_the_matrix_that_it_is(sides):
     left, right = torch.randn(11, 4, dtype=torch.float64), torch.randn(4, 13, dtype=torch.float64)
@@ -259,15 +246,10 @@ def test_the_output_of_the_mean_is_kept(estimator, form):
     """Of the mean of all inputs, where that is what the method weighs them by; else of another one."""
     model, batches = make_model(), image_batches([8] * 8)
     result = compress_on_all(model, batches, fit_bias=True, estimator=estimator, search="uniform", form=form, ratio=0.4)
-    inputs = {name: [] for name in result.plan}
-    for name, seen in inputs.items():
-        model.get_submodule(name).register_forward_pre_hook(partial(note, seen))
-    with torch.no_grad():
-        for images, _ in batches:
-            model(images)
+    images = torch.cat([images for images, _ in batches])
     for name, rank in result.plan.items():
         dense, small = (network.get_submodule(name) for network in (model, result.model))
-        mean = torch.cat(inputs[name]).mean(0)
+        mean = seen_by(dense, model, images).mean(0)
         if dense.bias is None:
             assert small.bias is None
         elif rank and estimator != "facts":
@@ -275,11 +257,6 @@ def test_the_output_of_the_mean_is_kept(estimator, form):
         elif rank:
             assert not small.bias.equal(dense.bias)
     assert "biases fitted" in str(result)
-
-
-def note(seen, module, args):
-    if args[0].ndim > 1:
-        seen.append(args[0].flatten(0, -2))
 
 
 SHAPES = [(12, 30), (30, 12), (20, 20), (1, 5)]

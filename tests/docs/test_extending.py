@@ -11,7 +11,6 @@ import pytest
 
 import experiments.reproduce
 import experiments.run
-from facts.parts import KINDS
 from tests.docs.pages import ROOT, marked, run, section_of, write_files
 
 pytestmark = pytest.mark.system
@@ -34,10 +33,11 @@ assert torch.equal(model(images), outputs)
 
 
 def test_a_network_is_compressed_saved_and_loaded_in_another_process(tmp_path, monkeypatch, capsys):
+    """A smaller one than the README's, for time."""
     write_files(section_of("README.md", "Compress your own network"), tmp_path)
     for name, look in (("compress_mine.py", BEFORE), ("load_mine.py", AFTER)):
-        with open(tmp_path / name, "a") as file:
-            file.write(look)
+        text = (tmp_path / name).read_text().replace("vit_tiny_patch16_224", "test_vit").replace("224", "160")
+        (tmp_path / name).write_text(text + look)
     monkeypatch.chdir(tmp_path)
     summary = runpy.run_path("compress_mine.py")["result"].summary
     printed = capsys.readouterr().out
@@ -77,14 +77,6 @@ def test_methods_from_outside_the_package_appear_in_a_table(tmp_path, monkeypatc
     outcomes = {json.loads(path.read_text())["outcomes"]["top1"] for path in records}
     assert len(outcomes) == 4, "every method gives a network of its own"
     assert all(row in printed for row in top1.index)
-
-
-def test_a_kind_of_part_is_compressed(tmp_path, monkeypatch):
-    write_files(section_of(PAGE, "A kind of part"), tmp_path)
-    monkeypatch.setitem(KINDS, "adapters", ())  # taken out again afterwards
-    result = runpy.run_path(str(tmp_path / "my_parts.py"))["result"]
-    assert [*result.plan] == ["0", "1"] and 0 < sum(result.plan.values()) <= 32
-    assert [adapter.up.in_features for adapter in result.model[:2]] == [*result.plan.values()]
 
 
 def test_an_estimator_inside_the_package_has_five_parts(tmp_path):

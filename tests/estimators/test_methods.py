@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from curvlinops import KFACLinearOperator
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import nn
 
@@ -26,6 +25,8 @@ from tests.oracles.samples import model_samples, tensor_samples
 )
 @pytest.mark.parametrize(("make", "shape"), [(make_vit, (3, 16, 16)), (make_convnext, (3, 32, 32))])
 def test_factors_are_curvlinops_up_to_a_constant(make, shape, approximation, estimator, reduction):
+    from curvlinops import KFACLinearOperator  # here, for it takes seconds
+
     model = make().eval()
     batches = image_batches([3, 3, 1], shape=shape)
     layers = select_layers(model).layers

@@ -62,7 +62,7 @@ def test_every_experiment_of_photos_composes_without_data(composing, monkeypatch
 
 def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(cell_config, tmp_path):
     root = write_labels(tmp_path, made_up(tmp_path, num_calibration=8, num_validation=5))
-    network = ["model=deit_tiny", "model.photos.tag=test_vit", "model.photos.weights=random"]
+    network = ["model=deit_tiny", "model.photos.tag=tiny_vit", "model.photos.weights=random"]
     cell = open_cell(cell_config("profile=photos", f"photos={root}", *FEW, *network, "ratio=0.5"))
     record = run_cell(cell)
     assert {"top1", "chosen", "distance", "chosen_distance"} <= record.metrics.keys()

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import wandb
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -96,14 +95,13 @@ def test_an_offline_run_keeps_it_with_the_results(cell_config, tmp_path, caplog,
     places = [GridCell("demo", "a", "Net", config, "done", record), GridCell("demo", "b", "Net", config, "failed")]
     places.append(GridCell("demo", "c", "Net", None))
     shown = SimpleNamespace(tracking=Tracking(mode="offline"), profile=SimpleNamespace(name="mini", comparable=False))
-    artifacts: list[wandb.Artifact] = []
-    settings: dict = {}
+    artifacts, settings = [], {}
 
     def log_artifact(run, artifact):
         artifacts.append(artifact)
         settings.update(run.config, tags=run.tags)
 
-    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log_artifact", log_artifact)
+    monkeypatch.setattr("wandb.sdk.wandb_run.Run.log_artifact", log_artifact)
     show(EXPERIMENT, places, tmp_path / "results/mini", shown, Console(file=StringIO()))
     assert "W&B could not" not in caplog.text
     (run,) = (tmp_path / "results/mini/wandb").glob("offline-run-*")

@@ -83,10 +83,5 @@ def recipe(**fields):
     return Finetuning(**{"learning_rate": 1e-2, **fields})
 
 
-def same_weights(first, second):
-    pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
-    return all(a == b and x.equal(y) for (a, x), (b, y) in pairs)
-
-
 SIZES = [3, 2, 3, 1, 2]  # with two batches a step, three steps an epoch
 RUNS = {"num_epochs": 2, "accumulate": 2, "save_every": 2}

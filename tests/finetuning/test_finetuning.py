@@ -16,8 +16,8 @@ from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_o
 from facts.finetuning.state import plain_factors
 from facts.modules.forms import FORMS
 from facts.moments.losses import kl_divergence, summed_cross_entropy
-from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
-from tests.networks import image_batches, make_model, make_vit, relative_error
+from tests.finetuning.setting import Given, finetuned, make_student, recipe
+from tests.networks import image_batches, make_model, make_vit, relative_error, same_weights
 
 
 def test_the_loss_is_the_formula():

@@ -12,8 +12,8 @@ import facts
 from experiments.config import CONF
 from facts.finetuning import finetune
 from facts.finetuning.state import State
-from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe, same_weights
-from tests.networks import make_model
+from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe
+from tests.networks import make_model, same_weights
 
 pytestmark = pytest.mark.attack
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from facts.finetuning import inputs as views
 from facts.finetuning.inputs import Inputs, random_views
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
-from tests.finetuning.setting import Reads, Watched, interrupt, same_weights
-from tests.networks import image_batches, make_model, make_swin
+from tests.finetuning.setting import Reads, Watched, interrupt
+from tests.networks import image_batches, make_model, make_swin, same_weights
 
 SIZES = [8] * 10
 RECIPE = {"epochs": 3, "learning_rate": 3e-3, "num_warmups": 0, "batch_size": 4, "views": False, "save_every": 10}
@@ -35,8 +36,9 @@ def original(dtype=torch.float64):
     return outspoken(make_model(dtype))
 
 
-def compressed(form="pivoted", **options):
-    return facts.compress(original(), image_batches(SIZES), ratio=0.4, form=form, **options)
+@cache
+def compressed():
+    return facts.compress(original(), image_batches(SIZES), ratio=0.4, form="pivoted")
 
 
 def divergence(model, seed=7):
@@ -179,7 +181,7 @@ def test_the_time_is_bounded(clock, rates, tmp_path):
 def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
     """The data are read to be divided, surveyed and hashed, then once an epoch, which has 18 steps."""
     result, expected = compressed(), None
-    for at, num_done in ((None, 0), (37, 0), (44, 20), (49, 20), (55, 40)):
+    for at, num_done in ((None, 0), (37, 0), (49, 20)):
         cache = tmp_path / str(at)
         if at:
             with pytest.raises(KeyboardInterrupt):
@@ -224,7 +226,8 @@ def test_a_processor_with_instructions_for_bfloat16_uses_them(monkeypatch, able)
 
 
 def test_outputs_that_are_no_logits_are_compared_by_the_error_of_the_compression():
-    result = compressed(loss=lambda outputs, targets: outputs.square().sum())
+    loss = lambda outputs, targets: outputs.square().sum()  # noqa: E731
+    result = facts.compress(original(), image_batches(SIZES), ratio=0.4, form="pivoted", loss=loss)
     assert result.output_error is squared_error
     models = [
         facts.recover(result, image_batches(SIZES), **RECIPE, **options).model

@@ -37,7 +37,7 @@ def spread(model):
 
 
 def batches(shape=(3, 64, 64)):
-    return [(x.double(), y) for x, y in image_batches([16, 16, 16], shape=shape)]
+    return [(x.double(), y) for x, y in image_batches([8, 8, 8], shape=shape)]
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def test_the_program_finds_the_plan_of_brute_force(prepared):
         assert total(found, price) == pytest.approx(min(total(plan, price) for plan in plans))
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("ratio", [0.3, 0.8])
 @pytest.mark.parametrize("search", ["uniform", "cors_fisher"])
 def test_no_plan_exceeds_its_budget(prepared, search, ratio):
     found = facts.compress(prepared, search=search, ratio=ratio, budget=facts.Budget(rounds=()))
@@ -312,7 +312,7 @@ def test_rounds_are_for_units_alone(prepared, result):
     assert found.plan == result.plan and not found.summary.method.rounds
     with pytest.raises(ValueError, match="rounds are for units without tokens"):
         facts.compress(prepared, ratio=0.5, budget=facts.Budget(rounds=(0.7,)))
-    rounds = facts.compress(vit(), batches(), ratio=0.5, budget=facts.Budget(rounds=(0.7,))).summary.method
+    rounds = facts.compress(vit(depth=1), batches(), ratio=0.5, budget=facts.Budget(rounds=(0.7,))).summary.method
     assert rounds.parts == "units" and rounds.rounds == (0.7,)
 
 
@@ -324,7 +324,7 @@ def test_tokens_save_no_parameters(prepared):
 
 @pytest.mark.system
 def test_a_bounded_latency_is_measured():
-    model, data = vit(img_size=96, embed_dim=192), batches((3, 96, 96))  # large enough that overhead is little
+    model, data = vit(depth=1, embed_dim=192), batches()  # large enough that overhead is little
     found = facts.compress(model, data, parts=("units", "tokens"), cost="latency", ratio=0.9)
     assert 0 < found.summary.costs.latency["measured"] < 1.2 * found.summary.costs.latency["dense"]
 
@@ -389,32 +389,24 @@ def test_tokens_of_a_loaded_network_can_be_changed(result, tmp_path):
         facts.set_tokens(model, {"head": 3})
 
 
-@pytest.mark.parametrize("parts", ["tokens", "units,tokens"])
-def test_a_folder_for_every_budget_is_cut(parts, tmp_path):
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_folder_for_every_budget_is_cut(alone, result, tmp_path):
     (x, _), *_ = batches()
-    result = facts.compress(vit(), batches(), parts=parts, ratio=0.6, budget=facts.Budget(rounds=()))
+    if alone:
+        result = facts.compress(vit(), batches(), parts="tokens", ratio=0.6)
     facts.save_elastic(result, tmp_path)
     assert facts.load_compressed(tmp_path, vit()).model(x).allclose(vit()(x))
-    for ratio in (0.8, 0.4):
-        cut = facts.load_compressed(tmp_path, vit(), ratio=ratio)
-        costs, prepared = cut.summary.costs, result.problem.calibration
-        assert 0 < costs.spent["flops"] <= costs.budget["flops"] <= ratio * costs_of(prepared)
-        again = prepared.apply(cut.plan, result.problem.calibration.decompositions(result.problem.estimator))
-        assert cut.model(x).allclose(again(x), atol=1e-6) and any(n for p, n in cut.plan.items() if "tokens" in p)
-
-
-def costs_of(prepared):
-    return sum(part.flops(None, {}) for part in prepared.parts.values())
+    calibration = result.problem.calibration
+    dense = sum(part.flops(None, {}) for part in calibration.parts.values())
+    cut = facts.load_compressed(tmp_path, vit(), ratio=0.4)
+    assert 0 < cut.summary.costs.spent["flops"] <= cut.summary.costs.budget["flops"] <= 0.4 * dense
+    again = calibration.apply(cut.plan, calibration.decompositions(result.problem.estimator))
+    assert cut.model(x).allclose(again(x), atol=1e-6) and any(n for p, n in cut.plan.items() if "tokens" in p)
 
 
 def test_protected_tokens_can_be_said():
     prepared = facts.prepare(vit(), batches(), parts="tokens", protected=5)
     assert {part.protected for part in prepared.parts.values()} == {5}
-
-
-def test_tokens_are_merged_by_default_unless_only_parameters_are_bounded():
-    for cost, expected in (("flops", "units,tokens"), ("params", "units")):
-        assert facts.compress(vit(), batches(), cost=cost, ratio=0.7).summary.method.parts == expected
 
 
 def test_what_does_not_go_together_is_refused(prepared):

@@ -20,13 +20,16 @@ SCORES, OUTPUTS, HIDDEN = "blocks.0.attn.scores", "blocks.0.attn.outputs", "bloc
 WITHOUT_FACTS = f"""
 import sys, pathlib, timm, torch
 sys.modules["facts"] = None  # importing it raises an error
-names, (source, half, images, outputs) = {{}}, sys.argv[1:]
-exec(pathlib.Path(source, "{LOADER}").read_text(), names)
+*folders, images, outputs = sys.argv[1:]
 images = torch.load(images)
+def run(folder):
+    exec(pathlib.Path(folder, "{LOADER}").read_text(), names := {{}})
+    network = names["load"](folder)
+    return network(images.to(next(network.parameters()).dtype))
 with torch.no_grad():
-    found = [names["load"](source)(images), names["load"](half)(images.bfloat16())]
+    found = [*map(run, folders)]
     timm.layers.set_fused_attn(False)  # by timm's own scale of the scores
-    torch.save([*found, names["load"](source)(images)], outputs)
+    torch.save([found, [*map(run, folders)]], outputs)
 """
 
 
@@ -79,24 +82,18 @@ def test_exports(units, kind, tmp_path):
 
 @pytest.mark.system
 def test_the_text_in_the_folder_loads_it_without_facts(units, tmp_path):
-    facts.save_compressed(units, tmp_path / "saved")
-    facts.save_compressed(units, tmp_path / "half", dtype=torch.bfloat16)
+    """Merged tokens too; a network in half precision is computed in it."""
+    merged = compressed_units("cors_fisher", "units,tokens")
+    assert any(count for name, count in merged.plan.items() if name.endswith("tokens"))
+    results = {"units": (units, {}), "half": (units, {"dtype": torch.bfloat16}), "merged": (merged, {})}
+    for name, (result, options) in results.items():
+        facts.save_compressed(result, tmp_path / name, **options)
     torch.save(IMAGES, tmp_path / "images")
-    paths = [tmp_path / name for name in ("saved", "half", "images", "outputs")]
+    paths = [tmp_path / name for name in (*results, "images", "outputs")]
     subprocess.run([sys.executable, "-I", "-c", WITHOUT_FACTS, *paths], check=True, cwd=tmp_path)
-    outputs, in_half, not_fused = torch.load(paths[-1])
-    torch.testing.assert_close(not_fused, outputs)
+    (outputs, in_half, of_merged), not_fused = torch.load(paths[-1])
     assert outputs.equal(outputs_of(units.model))
     assert in_half.equal(outputs_of(facts.load_compressed(tmp_path / "half").model, IMAGES.bfloat16()))
-
-
-@pytest.mark.system
-def test_tokens_are_merged_without_facts_too(tmp_path):
-    result = compressed_units("cors_fisher", "units,tokens")
-    assert any(count for name, count in result.plan.items() if name.endswith("tokens"))
-    paths = [tmp_path, tmp_path, tmp_path / "images.pt", tmp_path / "outputs.pt"]
-    facts.save_compressed(result, tmp_path)
-    torch.save(IMAGES, paths[2])
-    subprocess.run([sys.executable, "-I", "-c", WITHOUT_FACTS.replace(".bfloat16()", ""), *paths], check=True)
-    for outputs in torch.load(paths[-1]):
-        torch.testing.assert_close(outputs, outputs_of(result.model), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(not_fused[0], outputs)
+    for found in (of_merged, not_fused[-1]):
+        torch.testing.assert_close(found, outputs_of(merged.model), rtol=1e-4, atol=1e-5)

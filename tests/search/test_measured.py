@@ -12,7 +12,7 @@ from facts.modules.lowrank import LowRankLinear
 from facts.moments.losses import kl_divergence, squared_error
 from facts.parts.layers import select_layers
 from facts.search.measured import Prefix, Sensitivity
-from tests.networks import Runs, image_batches, make_convnext, make_model, make_swin
+from tests.networks import Runs, image_batches, make_convnext, make_model, make_swin, seen_by
 from tests.search.problems import every_rank, make_problem
 
 
@@ -31,14 +31,6 @@ def plain(problem, name, rank, read):
     return read(problem.model, images), read(changed, images)
 
 
-def features(model, images, layer="head"):
-    seen = []
-    hook = model.get_submodule(layer).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model(images)
-    hook.remove()
-    return seen[0]
-
-
 @pytest.mark.parametrize("sizes", [(7,), (1, 5, 1)])
 def test_errors_are_those_of_whole_passes(sizes):
     problem = make_problem(sizes=sizes)
@@ -55,7 +47,7 @@ def test_features_are_what_the_last_linear_layer_sees():
     profile = Sensitivity(problem, of="features").profile({"grid": [2], "vector": [1, 3]})
     for name, errors in profile.items():
         for rank, error in errors.items():
-            original, changed = plain(problem, name, rank, features)
+            original, changed = plain(problem, name, rank, lambda model, images: seen_by(model.head, model, images))
             expected = ((changed - original).square().sum(1) / original.square().sum(1)).mean().item()
             assert error == pytest.approx(expected, rel=1e-9)
 
@@ -203,17 +195,3 @@ def test_what_comes_before_is_not_computed_again_and_what_comes_after_is():
         with prefix.before([layer]) as run:
             run({layer: halved(model.get_submodule(layer)).forward})
         assert calls == after
-
-
-@torch.no_grad()
-def test_modules_have_their_own_forward_again_even_after_an_error():
-    model, images = make_model(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    own = model.grid.forward
-    model.grid.forward = mine = lambda x: own(x)
-    prefix = Prefix(model, images)
-    with prefix.before(["vector"]) as run, pytest.raises(ZeroDivisionError):
-        run({"vector": lambda x: 1 / 0})
-    assert model.grid.forward is mine
-    assert all("forward" not in vars(module) for module in model.modules() if module is not model.grid)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert model(images).equal(prefix.outputs)

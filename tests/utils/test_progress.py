@@ -42,16 +42,6 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
     assert lines() == set() and capsys.readouterr().err == ""
 
 
-def test_what_is_left_follows_from_the_steps_done(monkeypatch):
-    clock = itertools.count(step=10)  # seconds at each look
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    work = progress._Work("finetuning", start=-10)
-    work.show(4, 8)  # continued
-    assert str(work) == "finetuning: 4 of 8, 0:00:20 so far"
-    work.show(6, 8, "loss 2")  # 30 seconds for two
-    assert str(work) == "finetuning: 6 of 8, loss 2, 0:00:20 left"
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """Each look at it takes a second."""
