@@ -51,6 +51,7 @@ def test_it_is_compressed_saved_and_evaluated(run, encoder, photos, tmp_path):
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("in_pair", [False, True])
 def test_an_encoder_of_transformers_alone_and_in_a_pair(run, in_pair, photos, tmp_path):
     """A pair with a text encoder stands for its image encoder."""

@@ -52,6 +52,7 @@ class TestEvaluate:
 class TestOtherInputs:
     """Networks for other images than the published ones."""
 
+    @pytest.mark.system
     def test_images_are_those_of_the_saved_network(self, run, photos, tmp_path):
         arguments, shape = {"img_size": (64, 32), "in_chans": 1, "num_classes": 3}, (1, 64, 32)
         model = TimmModel(tag="tiny_vit", weights="random", arguments=arguments).build()
@@ -153,6 +154,7 @@ class TestExport:
 
 
 class TestBenchmark:
+    @pytest.mark.system
     def test_a_table_and_its_file(self, run, compressed, tmp_path):
         network, out = "timm/tiny_vit", tmp_path / "speeds.csv"
         options = ("--runtime", "PyTorch, float32", "--batch-size", 2, "--turns", 2)

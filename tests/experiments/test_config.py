@@ -43,6 +43,7 @@ def test_the_files_say_the_defaults_of_the_classes(cell_config, group, known):
         assert instantiate(cell_config(f"{group}={name}")[group]) == cls()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", [name for name in options("model") if name not in ("deit_tiny", "vit_tiny")])
 def test_every_model_has_a_mini_and_a_paper_recipe_that_builds(cell_config, name):
     """Detectors, segmenters and language models are built in tests/detection and tests/language."""

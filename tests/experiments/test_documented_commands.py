@@ -26,6 +26,7 @@ def documented() -> list[tuple[str, ...]]:
     return sorted({each for each in commands if each[1:] and not any(word in " ".join(each) for word in apart)})
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
 def test_it_composes(command, composing, every_extra, monkeypatch):
     """And the first cell of a table of each task."""

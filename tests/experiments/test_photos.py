@@ -46,6 +46,7 @@ def write_labels(root: Path, lines: list[str]) -> Path:
     return root
 
 
+@pytest.mark.system
 def test_every_experiment_of_photos_composes_without_data(composing, monkeypatch):
     """One cell for each choice of network, task and method; the many rows of `baselines` compose in tests of `mini`."""
     with composing():

@@ -140,6 +140,7 @@ def test_a_record_has_the_recipes_of_its_own_profile(cell_config):
     assert settings["search"]["seed"] == settings["task"]["mini"]["seed"] == 3
 
 
+@pytest.mark.system
 def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(command, tmp_path, monkeypatch):
     small = ["model.mini.weights=random", "task.mini.num_calibration=64"]
     printed = command(main, "-m", "estimator=pela", "ratio=0.4,0.5", *small)

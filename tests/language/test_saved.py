@@ -54,7 +54,7 @@ def test_a_fresh_process_generates_the_same_text(tmp_path):
 
 @pytest.mark.parametrize(("kind", "parts"), [("qwen3", "layers"), *((kind, "units") for kind in KINDS)])
 def test_the_same_logits_after_loading(kind, parts, tmp_path):
-    result = facts.compress(build(kind), sequences(), parts=parts, ratio=0.6)
+    result = facts.compress(build(kind), sequences(), parts=parts, search="uniform", ratio=0.6)
     assert bool(result.summary.method.widths) == (parts == "units")
     facts.save_compressed(result, tmp_path)
     loaded = facts.load_compressed(tmp_path)
@@ -68,7 +68,7 @@ def test_the_same_logits_after_loading(kind, parts, tmp_path):
 @pytest.mark.parametrize("rotations", [torch.float32, torch.bfloat16])
 def test_rotations_of_half_precision_networks_keep_their_type(rotations, tmp_path):
     """They are in no file; in bfloat16, far positions have others."""
-    result = facts.compress(build("llama", max_position_embeddings=2048), sequences(), ratio=0.6)
+    result = facts.compress(build("llama", max_position_embeddings=2048), estimator="pela", ratio=0.6)
     frequencies = result.model.model.rotary_emb.inv_freq
     result.model.to(torch.bfloat16)
     result.model.model.rotary_emb.inv_freq = frequencies.to(rotations)

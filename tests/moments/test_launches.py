@@ -28,6 +28,7 @@ class Launches(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("parts", "most"), [("layers", 2300), ("units", 3200)])
 def test_a_batch_launches_few_kernels(parts, most, monkeypatch):
     """In a DeiT-B an eighth as wide: the number does not depend on the width."""

@@ -389,6 +389,7 @@ def test_tokens_of_a_loaded_network_can_be_changed(result, tmp_path):
         facts.set_tokens(model, {"head": 3})
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_folder_for_every_budget_is_cut(alone, result, tmp_path):
     (x, _), *_ = batches()
