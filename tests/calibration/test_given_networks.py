@@ -52,9 +52,12 @@ def of_plain(parts):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.nn.utils.(weight|spectral)_norm:FutureWarning")
-@pytest.mark.parametrize("parts", SETTINGS)
 @pytest.mark.parametrize(
-    "wrap", [partial(torch.compile, backend="eager"), compiled, nn.DataParallel, in_parts, masked, normed]
+    ("wrap", "parts"),
+    [
+        *((each, "units,tokens") for each in (compiled, nn.DataParallel, in_parts, masked, normed)),
+        *((each, "layers") for each in (partial(torch.compile, backend="eager"), masked, normed)),
+    ],
 )
 def test_what_hides_layers_is_taken_off(wrap, parts):
     """Nothing given is changed."""

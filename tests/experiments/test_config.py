@@ -68,6 +68,7 @@ def known():
 OF_PHOTOS = ("encoders", "int8", "unit_defaults")  # alone
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "name", sorted({*options("experiment")} - {"ablation", "all", "imagenet", "main", "paper", *OF_PHOTOS})
 )

@@ -96,8 +96,7 @@ def test_labels_are_not_read():
     assert same_weights(first, other)
 
 
-@pytest.mark.parametrize("form", ["plain", "pivoted"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("form", "dtype"), [("plain", torch.float32), ("pivoted", torch.bfloat16)])
 def test_it_never_ends_further_from_the_original(form, dtype):
     """At a rate that destroys the network, it is handed back as it came, or with a lucky rounding.
 
