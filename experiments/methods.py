@@ -15,8 +15,9 @@ from facts.calibration.prepare import prepare
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
 from facts.estimators import Estimator
-from facts.finetuning import Stages, train_in_stages
+from facts.finetuning import Finetuning, finetune
 from facts.models import Recipe
+from facts.models.openmmlab import untrained
 from facts.parts import Plan
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
@@ -165,30 +166,44 @@ class Pruned(Method):
 
 @dataclass(frozen=True)
 class Staged(Method):
-    """PELA's protocol: compress and retrain the classifier, then train the whole network on its backbone."""
+    """PELA's protocol (paper, supplement): a compressed classifier is the backbone of a network with new heads.
+
+    The classifier is compressed and retrained on its own `task`, with the dense one as its teacher; then its backbone
+    and untrained heads learn the cell's task.
+    """
 
     compression: LowRank
-    stages: Stages
+    task: Task
+    retraining: Finetuning
+    training: Finetuning
 
     def produce(self, work: Work) -> Product:
-        low_rank = self.compression
-
-        def compress(classifier: nn.Module, data: Any) -> Any:
-            options = {name: low_rank.options[name] for name in ("excluded_names", "form")}
-            prepared = prepare(classifier, data, execution=work.execution, **options)
-            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
-
-        trained = train_in_stages(work.model, work.task, self.stages, compress, work.folder / "finetuning")
-        cost = count_cost(trained.model, work.task.input_shape(work.model))
-        return Product(trained.model, cost, trained.plan, seconds=trained.seconds)
+        low_rank, network, folder = self.compression, work.model, work.folder / "finetuning"
+        device = next(network.parameters()).device
+        classifier = network.recipe.classifier.build().to(device)
+        options = {name: low_rank.options[name] for name in ("excluded_names", "form")}
+        prepared = prepare(classifier, self.task.calibration(classifier), execution=work.execution, **options)
+        result = compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
+        seconds = dict(result.summary.method.seconds)
+        with timed(seconds, "retraining"):
+            finetune(result.model, classifier, self.task, self.retraining, folder)
+        model = untrained(network.recipe, result.model, self.training.seed).to(device)
+        with timed(seconds, "finetuning"):
+            finetune(model, network, work.task, self.training, folder)
+        return Product(model, count_cost(model, work.task.input_shape(network)), result.plan, seconds=seconds)
 
     @property
     def choices(self) -> tuple[Hashable, ...]:
         return self.compression.choices
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
-        classifier = recipe.classifier.provenance()  # type: ignore[attr-defined]  # stages are for recipes that have one
-        return self.compression.options | {"stages": {"classifier": classifier, **self.stages.identity()}}
+        stages = {
+            "classifier": recipe.classifier.provenance(),  # type: ignore[attr-defined]  # for recipes that have one
+            "task": repr(self.task),
+            "retraining": self.retraining.identity(),
+            "training": self.training.identity(),
+        }
+        return self.compression.options | {"stages": stages}
 
 
 def method_of(config: DictConfig) -> Method:
@@ -217,4 +232,4 @@ def method_of(config: DictConfig) -> Method:
     if config.parts != "layers":
         raise ValueError("stages train low-rank layers: choose parts=layers with them")
     stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}
-    return Staged(low_rank, Stages(**stages))
+    return Staged(low_rank, **stages)

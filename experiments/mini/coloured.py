@@ -12,7 +12,7 @@ from torchvision.transforms.functional import normalize
 
 from experiments.mini.digits import Digits, input_side, load_digits
 from facts.tasks.classification.base import Batch
-from facts.utils.numerics import seed_of
+from facts.utils.numerics import seed_of, shuffled
 from facts.utils.options import options
 
 Split = Literal["train", "test"]
@@ -37,7 +37,7 @@ class ColouredDigits(Digits):
         images, labels = load_coloured("test" if stream == "test" else "train", input_side(model))
         order = torch.arange(len(labels))
         if stream.startswith("training"):
-            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(stream)))
+            order = shuffled(len(labels), seed_of(stream))
         elif stream == "sensitivity":
             order = order.flip(0)
         return images[order[:count]], labels[order[:count]]

@@ -19,6 +19,7 @@ from facts.finetuning.recovery import HALVES
 from facts.models import CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel, TorchvisionModel
 from facts.models.builders import classifiers
 from facts.models.from_transformers import (
+    PROCESSORS,
     TransformersModel,
     import_transformers,
     published_configuration,
@@ -42,7 +43,6 @@ NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool]
 log = logging.getLogger(__name__)
 
 CONFIGURATION = "config.json"
-PROCESSORS = ("tokenizer", "image_processor")
 
 
 def load(

@@ -2,6 +2,6 @@
 
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.recovery import Recovery, recover
-from facts.finetuning.training import Outcome, Stages, finetune, train_in_stages
+from facts.finetuning.training import Outcome, finetune
 
-__all__ = ["Finetuning", "Outcome", "Recovery", "Stages", "finetune", "recover", "train_in_stages"]
+__all__ = ["Finetuning", "Outcome", "Recovery", "finetune", "recover"]

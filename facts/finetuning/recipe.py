@@ -1,7 +1,7 @@
 """Recipes for finetuning, and the losses that they minimise."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Protocol
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from facts.modules.heads import PaddedHeads
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.networks import run
+from facts.modules.networks import hooked, run
 from facts.moments.batch import at_least_float32
 from facts.moments.data_pass import blocks_of
 from facts.moments.statistics import at_least_tiny
@@ -160,7 +160,7 @@ def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
 
 
 @contextmanager
-def outputs_of(model: nn.Module, names: Iterable[str]) -> Iterator[list[Tensor]]:
+def outputs_of(model: nn.Module, names: Sequence[str]) -> Iterator[list[Tensor]]:
     """Collect the output of each call of these modules within the `with` block in a list, in order.
 
     Raises `ValueError` for a name that the network does not have.
@@ -171,14 +171,12 @@ def outputs_of(model: nn.Module, names: Iterable[str]) -> Iterator[list[Tensor]]
     def note(module: nn.Module, args: tuple, output: object) -> None:
         outputs.append(next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)))
 
-    with ExitStack() as stack:
-        for name in names:
-            if name not in modules:
-                raise ValueError(
-                    f"the original has no {name}, whose output should be matched: give the network that was "
-                    "compressed, or block_weight=0"
-                )
-            stack.callback(modules[name].register_forward_hook(note).remove)
+    if missing := [name for name in names if name not in modules]:
+        raise ValueError(
+            f"the original has no {missing[0]}, whose output should be matched: give the network that was compressed, "
+            "or block_weight=0"
+        )
+    with hooked([(modules[name], note) for name in names]):
         yield outputs
 
 

@@ -3,29 +3,36 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from itertools import chain
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch, division
 from facts.calibration.distance import Distance, distance
 from facts.calibration.outputs import default_error, refuse_unfit_network
-from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with, unwrapped
+from facts.moments.batch import at_least_float32
 from facts.moments.losses import OutputError
 from facts.result import CompressionResult, RecoverySummary
+from facts.utils.batches import batch_size, has_row_per_sample, in_parts
+from facts.utils.cache import calibration_key, content_key, name_of
+from facts.utils.numerics import seeded
 from facts.utils.options import Count, NotNegative, Positive, options
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
 MOST_EPOCHS = 100  # if only minutes are given
 HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+SMALLEST_AREA = 0.5  # fraction of the image that a random crop keeps at least
+ASPECT = 4 / 3  # largest ratio of its sides, before it is clipped to the image
 
 
 @options
@@ -96,7 +103,7 @@ class Recovery(Steps):
         summary = RecoverySummary(
             before=before.mean if before else None,
             after=after.mean if after else None,
-            num_samples=inputs.survey.num_samples,
+            num_samples=inputs.num_samples,
             num_held_back=after.num_samples if after else 0,
             epochs=len(outcome.losses),
             seconds=outcome.seconds,
@@ -181,3 +188,127 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         for name, tensor in tensors().items():
             if name in types:
                 tensor.data = tensor.data.to(types[name])
+
+
+class Inputs:
+    """Inputs of batches, in parts of at most `part_size` samples; a fraction of about `held_back` is for validation.
+
+    The parts come in the order of the data, the same in every epoch. `views` randomly crops and flips photos. The data
+    are read once, here. Raises `ValueError` if they cannot be divided into parts to train on and to hold back.
+    """
+
+    def __init__(self, data: Iterable[Batch], output_error: OutputError, part_size: int, held_back: float, views: bool):
+        self.data, self.output_error, self.views = data, output_error, views
+        self.settings = part_size, held_back, views
+        self.part_size, self.every = part_size, max(2, round(1 / held_back))
+        self.held_back: list[Any] = []
+        self.keys: dict[int, str] = {}  # hashes of the first part and of the held-back ones, by number
+        first = list(islice(self._parts(), 2))
+        if len(first) == 1 and has_row_per_sample(first[0]):  # one part to learn from, and one to judge by
+            self.part_size = -(-batch_size(first[0]) // 2)
+        sizes: list[int] = []
+        for number, part in enumerate(self._parts()):
+            sizes.append(batch_size(part))
+            if number == 0:
+                self.keys[number] = content_key(part)
+            if self._is_held_back(number):
+                self._hold_back(number, part)
+        if len(sizes) < 2:
+            raise ValueError("recovery needs at least two samples: some to learn from, others to choose the best epoch")
+        if not self.held_back:
+            self.every = len(sizes)
+            self._hold_back(number, part)
+        self.num_training_parts = len(sizes) - len(self.held_back)
+        self.num_samples = sum(sizes) - sum(map(batch_size, self.held_back))
+
+    def _is_held_back(self, number: int) -> bool:
+        return number % self.every == self.every - 1
+
+    def _hold_back(self, number: int, part: Any) -> None:
+        self.held_back.append(tree_map_only(Tensor, torch.clone, part))  # a view would keep the whole batch
+        self.keys[number] = content_key(part)
+
+    def content_key(self, model: nn.Module) -> str:
+        error = name_of(self.output_error, "output_error")
+        return content_key(calibration_key(self.data), error, *self.settings)
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        raise NotImplementedError("inputs without labels have no loss of their own")
+
+    def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
+        return self.output_error(original, changed)
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> "Epoch":
+        return Epoch(self, (seed, epoch), range(self.num_training_parts))
+
+    def error(self, student: nn.Module, teacher: nn.Module, precision: torch.dtype) -> float:
+        """Mean error of the student's outputs on the held-back parts."""
+        held_back = [(part, None) for part in self.held_back]
+        found = distance(teacher, student, held_back, self.output_error, precision)
+        assert found is not None
+        return found.mean
+
+    def parts_to_train_on(self) -> Iterator[Any]:
+        """Yield the parts that are not held back. Raises `ValueError` if the data differ from the first reading."""
+        for number, part in enumerate(self._parts()):
+            is_held_back = self._is_held_back(number)
+            if (number == 0 or is_held_back) and content_key(part) != self.keys.get(number):
+                raise ValueError(
+                    "the data differ from pass to pass, so nothing can be held back: give a loader without its own "
+                    "generator and without random augmentation (`views` does that), or a list of batches"
+                )
+            if not is_held_back:
+                yield part
+
+    def _parts(self) -> Iterator[Any]:
+        """Yield each batch's inputs in parts of at most `part_size` samples, or whole if they cannot be divided."""
+        for inputs, _ in self.data:
+            num_parts = -(-batch_size(inputs) // self.part_size) if has_row_per_sample(inputs) else 1
+            yield from (part for part, _ in in_parts((inputs, None), num_parts))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The parts of one epoch with these `numbers`, each with its own views; the others are read and skipped."""
+
+    inputs: Inputs
+    seed: tuple[int, ...]
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, part: slice) -> "Epoch":
+        return replace(self, numbers=self.numbers[part])
+
+    def __iter__(self) -> Iterator[tuple[Any, None]]:
+        chosen = self.numbers
+        own = islice(self.inputs.parts_to_train_on(), chosen.start, chosen.stop, chosen.step)
+        for number, part in zip(chosen, own, strict=True):
+            if self.inputs.views and _is_one_photo_each(part):
+                with seeded(*self.seed, number):
+                    part = tree_map_only(Tensor, random_views, part)
+            yield part, None
+
+
+def _is_one_photo_each(part: Any) -> bool:
+    """Check that a part is colour images `[N, 3, H, W]` and nothing else that would need the same crop."""
+    tensors = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
+    return len(tensors) == 1 and tensors[0].ndim == 4 and tensors[0].is_floating_point() and tensors[0].shape[1] == 3
+
+
+def random_views(images: Tensor) -> Tensor:
+    """Crop each image `[N, C, H, W]`, flip it with probability one half, and resize it bilinearly to the same size.
+
+    Both networks see the same view, so no label can be wrong.
+    """
+    exact = at_least_float32(images)  # half precision has too few bits for positions
+    draws = torch.rand(5, len(exact), dtype=exact.dtype, device=exact.device)
+    area, aspect = 1 - (1 - SMALLEST_AREA) * draws[0], ASPECT ** (2 * draws[1] - 1)
+    width, height = ((area * by).sqrt().clamp(max=1) for by in (aspect, 1 / aspect))
+    flip = 1 - 2 * (draws[2] < 0.5).to(exact)
+    right, down = (1 - width) * (2 * draws[3] - 1), (1 - height) * (2 * draws[4] - 1)
+    zero = torch.zeros_like(width)
+    matrices = torch.stack([torch.stack([flip * width, zero, right], 1), torch.stack([zero, height, down], 1)], 1)
+    grid = F.affine_grid(matrices, list(exact.shape), align_corners=False)
+    return F.grid_sample(exact, grid, padding_mode="border", align_corners=False).to(images)

@@ -1,33 +1,33 @@
-"""Training: steps, checkpoints, progress; and PELA's protocol, whose stages train a backbone, then the network."""
+"""Training: steps, checkpoints and progress; pivoted layers are trained as plain factors."""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_structure
 
+from facts.decomposition.truncation import spectral_factors
 from facts.finetuning.recipe import Finetuning, TrainingData
-from facts.finetuning.state import State, plain_factors
-from facts.models.openmmlab import untrained
+from facts.modules.forms import PivotedLinear, arithmetic_of, pivoted_layer
+from facts.modules.linear_calls import replace_submodule
+from facts.modules.lowrank import LowRankLinear
 from facts.modules.networks import autocast, evaluating, run, without_autocast
-from facts.parts import Plan
-from facts.result import CompressionResult
-from facts.tasks.base import Task
 from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
-from facts.utils.cache import Cache, content_key
+from facts.utils.cache import Cache, content_key, optimizer_tensors, restore_optimizer
 from facts.utils.numerics import seeded
-from facts.utils.progress import Show, progress_of, report, timed
+from facts.utils.progress import Show, progress_of, report
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +43,11 @@ MARGIN = 0.02  # fraction of the given minutes for work that is not timed
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean loss of each epoch, and the time, including that of an interrupted run up to its last checkpoint.
-
-    `errors` are those measured by `validate` before the training and after each epoch; `seconds_before` is the
-    interrupted run's time.
-    """
+    """The mean loss of each epoch, and seconds of training, `seconds_before` of them before an interruption."""
 
     losses: list[float]
     seconds: float
-    seconds_before: float = 0.0
-    errors: list[float] = field(default_factory=list)
+    seconds_before: float
 
 
 def finetune(
@@ -136,7 +131,7 @@ class _Training:
         self.student.zero_grad()
         state.take_best()
         loss, samples = state.totals[state.totals[:, 1] > 0].T
-        return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before, state.errors)
+        return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before)
 
     @torch.no_grad()
     def _settle_modes(self, seed: tuple[int, ...], inputs: Any) -> None:
@@ -297,46 +292,108 @@ class _Training:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The backbone's first task, its retraining on that task, and the training of the whole network."""
+class State:
+    """Student, AdamW, loss scale, numbers of `steps` done and planned, and `totals` [epochs, 2] of loss and samples.
 
-    task: Task
-    retraining: Finetuning
-    training: Finetuning
-
-    def identity(self) -> dict[str, Any]:
-        recipes = {"retraining": self.retraining.identity(), "training": self.training.identity()}
-        return {"task": repr(self.task), **recipes}
-
-
-class Trained(NamedTuple):
-    """A network trained on a compressed backbone, the ranks of the classifier's layers, and each stage's seconds."""
-
-    model: nn.Module
-    plan: Plan
-    seconds: dict[str, float]
-
-
-def train_in_stages(
-    network: nn.Module,
-    task: Task,
-    stages: Stages,
-    compress: Callable[[nn.Module, Iterable[Any]], CompressionResult],
-    folder: Path | None = None,
-) -> Trained:
-    """Train a network like `network`, with new heads and a compressed backbone (paper, supplement, PELA).
-
-    `compress(classifier, calibration_data)` compresses the classifier, which is retrained with the dense one as its
-    teacher; then its backbone and untrained heads learn the task. Checkpoints are kept in `folder`.
+    `errors` holds the errors measured so far, `best` the weights with the smallest one, `seconds` the time of all work
+    up to the last checkpoint. Random draws have no state: each batch has its own seed.
     """
-    seconds: dict[str, float] = {}
-    device = next(network.parameters()).device
-    classifier = network.recipe.classifier.build().to(device)
-    result = compress(classifier, stages.task.calibration(classifier))
-    with timed(seconds, "retraining"):
-        finetune(result.model, classifier, stages.task, stages.retraining, folder)
-    trained = untrained(network.recipe, result.model, stages.training.seed).to(device)
-    with timed(seconds, "finetuning"):
-        finetune(trained, network, task, stages.training, folder)
-    return Trained(trained, result.plan, result.summary.method.seconds | seconds)
+
+    def __init__(self, student: nn.Module, recipe: Finetuning, total_steps: int):
+        self.student = student
+        # DeiT's groups: biases, norms and the parameters that the network itself lists do not decay.
+        self.optimizer = create_optimizer_v2(
+            student, "adamw", lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        if recipe.backbone_scale != 1:
+            self._slow_down(student.backbone, recipe.backbone_scale)
+        device = next(student.parameters()).device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
+        self.steps, self.total_steps = 0, total_steps
+        self.totals = torch.zeros(recipe.num_epochs, 2, dtype=torch.float64)
+        self.seconds = self.seconds_to_validate = self.seconds_to_save = 0.0
+        self.errors: list[float] = []
+        self.best: dict[str, Tensor] = {}
+
+    def _slow_down(self, part: nn.Module, scale: float) -> None:
+        """Put the part's parameters into groups whose rate timm's schedules multiply by `lr_scale`."""
+        own = set(part.parameters())
+        for group in list(self.optimizer.param_groups):
+            slow = [parameter for parameter in group["params"] if parameter in own]
+            group["params"] = [parameter for parameter in group["params"] if parameter not in own]
+            self.optimizer.add_param_group({**group, "params": slow, "lr_scale": scale})
+
+    def note_error(self, error: float) -> None:
+        """Record an error, and keep the weights if it is the smallest so far."""
+        error = math.inf if math.isnan(error) else error
+        if not self.errors or error < min(self.errors):
+            self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
+        self.errors.append(error)
+
+    @torch.no_grad()
+    def take_best(self) -> None:
+        """Give the student the weights with the smallest error, if any was recorded."""
+        for name, tensor in self._weights().items() if self.best else ():
+            tensor.data = self.best[name].clone()  # an expanded buffer cannot be written
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            **{f"student/{name}": tensor.detach() for name, tensor in self._weights().items()},
+            **{f"adamw/{name}": tensor for name, tensor in optimizer_tensors(self.optimizer).items()},
+            **{f"scaler/{key}": torch.tensor(value) for key, value in self.scaler.state_dict().items()},
+            **{f"best/{name}": tensor for name, tensor in self.best.items()},
+            "steps": torch.tensor([self.steps, self.total_steps]),
+            "totals": self.totals,
+            "seconds": torch.tensor(
+                [self.seconds, self.seconds_to_validate, self.seconds_to_save], dtype=torch.float64
+            ),
+            "errors": torch.tensor(self.errors, dtype=torch.float64),
+        }
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._weights().items():
+            tensor.data = tensors[f"student/{name}"].to(tensor)
+            if f"best/{name}" in tensors:
+                self.best[name] = tensors[f"best/{name}"].to(tensor.device)
+        restore_optimizer(self.optimizer, _below("adamw/", tensors))
+        if scaler := {key: tensor.item() for key, tensor in _below("scaler/", tensors).items()}:
+            self.scaler.load_state_dict(scaler)
+        self.steps, self.total_steps = tensors["steps"].tolist()
+        self.seconds, self.seconds_to_validate, self.seconds_to_save = tensors["seconds"].tolist()
+        self.totals, self.errors = tensors["totals"], tensors["errors"].tolist()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers, each once: some networks register one under several names."""
+        return {**dict(self.student.named_parameters()), **dict(self.student.named_buffers())}
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+@contextmanager
+def plain_factors(model: nn.Module) -> Iterator[None]:
+    """Replace every pivoted layer by two factors within the block, and the factors by a pivoted layer afterwards.
+
+    Both forms reach the same weights, but a small step of a pivot or a coefficient can be a large step of the weight.
+    If the pivots were permuted, new ones are chosen for half precision again. After an error the factors remain.
+    """
+    pivoted = {name: module for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
+    for name, layer in pivoted.items():
+        replace_submodule(model, name, _balanced(layer))
+    yield
+    for name, layer in pivoted.items():
+        factors = model.get_submodule(name)
+        assert isinstance(factors, LowRankLinear)
+        precision = torch.float32 if layer.order is None else torch.bfloat16
+        arithmetic = arithmetic_of(factors.left, precision)
+        pivots = pivoted_layer(factors.left, factors.right, factors.bias, arithmetic=arithmetic)
+        replace_submodule(model, name, pivots)
+
+
+@torch.no_grad()
+def _balanced(layer: PivotedLinear) -> LowRankLinear:
+    """The same weight as two factors with equal singular values."""
+    left, right = spectral_factors(*(factor.double() for factor in layer.factors()), share=0.5)
+    return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

@@ -45,9 +45,9 @@ class Recipe(ABC):
         """Name of the network in its library or at its publisher."""
 
     @property
-    @abstractmethod
     def repository(self) -> str:
         """Repository at Hugging Face with the published weights; empty if they are elsewhere."""
+        return ""
 
     @abstractmethod
     def architecture(self) -> nn.Module:
@@ -171,10 +171,6 @@ class TorchvisionModel(Recipe):
     @property
     def name(self) -> str:
         return self.tag
-
-    @property
-    def repository(self) -> str:
-        return ""
 
     @property
     def published(self) -> Any:

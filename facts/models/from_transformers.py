@@ -39,7 +39,7 @@ class TransformersModel(Recipe):
 
     auto_class: ClassVar[str]
     mapping: ClassVar[str]  # transformers' table of its possible classes, by type of configuration
-    processor: ClassVar[str]  # attribute of the network
+    processor: ClassVar[str] = "image_processor"  # attribute of the network
     tag: str | None = None
     configuration: dict[str, Any] | None = None
 
@@ -153,7 +153,6 @@ class ImageClassifier(TransformersModel):
     kind: ClassVar[str] = "transformers_images"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
     mapping: ClassVar[str] = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
-    processor: ClassVar[str] = "image_processor"
 
 
 @options
@@ -163,7 +162,6 @@ class ImageEncoder(TransformersModel):
     kind: ClassVar[str] = "transformers_encoder"
     auto_class: ClassVar[str] = "AutoModel"
     mapping: ClassVar[str] = "MODEL_MAPPING_NAMES"
-    processor: ClassVar[str] = "image_processor"
 
     @classmethod
     def in_pair(cls, configuration: dict[str, Any]) -> dict[str, Any] | None:
@@ -190,7 +188,6 @@ class ImageTextModel(TransformersModel):
     kind: ClassVar[str] = "transformers_image_text"
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
     mapping: ClassVar[str] = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
-    processor: ClassVar[str] = "image_processor"
 
 
 def configuration_of(model: nn.Module) -> dict[str, Any]:

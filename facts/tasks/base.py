@@ -14,6 +14,7 @@ from facts.modules.linear_calls import stand_in
 from facts.modules.networks import autocast, evaluating, run
 from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.utils.batches import to_device
+from facts.utils.numerics import shuffled
 from facts.utils.options import options
 from facts.utils.progress import with_progress
 
@@ -122,7 +123,7 @@ def chosen_indices_of(task: Any) -> dict[str, list[int]]:
     if available < (needed := first + task.num_calibration):
         message = f"{task.root} holds {available} training images"
         raise ValueError(f"{message}; num_sensitivity + num_calibration needs {needed}")
-    order = torch.randperm(available, generator=torch.Generator().manual_seed(task.seed)).tolist()
+    order = shuffled(available, task.seed).tolist()
     return {"sensitivity": order[:first], "calibration": order[first:needed]}
 
 

@@ -37,7 +37,7 @@ from facts.moments.losses import kl_divergence
 from facts.tasks.base import Evaluation, NumberedBatches, Task, chosen_indices_of, pass_over, settings_of
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
-from facts.utils.numerics import seed_of, seeded
+from facts.utils.numerics import seed_of, seeded, shuffled
 from facts.utils.options import Count, options
 from facts.utils.progress import silence
 
@@ -119,13 +119,13 @@ class DensePrediction(Task):
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> NumberedBatches:
         dataset = self.dataset("train", augmented=True)
-        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed_of(seed, epoch)))
         whole = len(dataset) // self.batch_size * self.batch_size  # a smaller last batch is left out
-        return self._batches(model, dataset, order[:whole].tolist(), (seed, epoch))
+        order = shuffled(len(dataset), seed_of(seed, epoch))[:whole].tolist()
+        return self._batches(model, dataset, order, (seed, epoch))
 
     def analysis(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
         dataset = self.dataset("val")
-        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(self.seed)).tolist()
+        order = shuffled(len(dataset), self.seed).tolist()
         parts = order[: self.num_factors], order[self.num_factors :][: self.num_held_out]
         factors, held_out = (self._batches(model, dataset, part) for part in parts)
         return factors, held_out

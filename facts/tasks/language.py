@@ -18,7 +18,7 @@ from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.base import ClassLogits, Evaluation, pass_over
 from facts.utils.cache import content_key
 from facts.utils.hub import HUB, answers, fetched
-from facts.utils.numerics import seed_of
+from facts.utils.numerics import seed_of, shuffled
 from facts.utils.options import Count, needing, options
 from facts.utils.progress import silence
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, Tensor]
 Split = Literal["training", "evaluation"]
-Accuracy = Literal["acc", "acc_norm"]
 
 
 @options
@@ -50,7 +49,7 @@ class Language(ClassLogits):
     batch_size: Count = 1
     num_questions: Count | None = None
     num_answers_at_once: Count = 16
-    accuracy: Accuracy = "acc"
+    accuracy: Literal["acc", "acc_norm"] = "acc"
     seed: int = 0
 
     @abstractmethod
@@ -111,13 +110,46 @@ class Language(ClassLogits):
     ) -> Evaluation:
         """Measure the perplexity, and accuracies in percent: per benchmark and their mean."""
         metrics = {"perplexity": perplexity(model, self.evaluation(model), precision)}
-        if benchmarks := self.benchmarks():
-            settings: dict[str, Any] = {"accuracy": self.accuracy, "benchmark_folder": self.benchmark_folder}
-            settings |= {"num_questions": self.num_questions, "precision": precision}
-            found = accuracies(model, tokenizer_of(model), benchmarks, self.num_answers_at_once, **settings)
+        if self.benchmarks():
+            found = self._accuracies(model, precision)
             metrics["accuracy"] = sum(found.values()) / len(found)
             metrics |= {f"accuracy_{name}": value for name, value in found.items()}
         return Evaluation(metrics)
+
+    def _accuracies(self, model: nn.Module, precision: torch.dtype) -> dict[str, float]:
+        """Zero-shot accuracy in percent by benchmark; benchmarks without `acc_norm` (winogrande) keep `acc`.
+
+        Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a
+        benchmark that is unknown or has no accuracy.
+        """
+        benchmarks = self.benchmarks()
+        manager = find_benchmarks(benchmarks, self.benchmark_folder)
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+
+        names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
+        with silence():
+            network = HFLM(
+                pretrained=model,
+                tokenizer=copy.deepcopy(tokenizer_of(model)),  # lm-eval would give it a padding token
+                backend="causal",
+                batch_size=self.num_answers_at_once,
+                mixed_precision_dtype=None if precision == torch.float32 else precision,
+            )
+            found = simple_evaluate(
+                network,
+                tasks=list(benchmarks),
+                task_manager=manager,
+                limit=self.num_questions,
+                bootstrap_iters=0,
+                log_samples=False,
+                random_seed=None,
+                numpy_random_seed=None,
+                torch_random_seed=None,
+            )["results"]
+        if without := [name for name in names if "acc,none" not in found[name]]:
+            raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
+        return {name: 100 * found[name].get(f"{self.accuracy},none", found[name]["acc,none"]) for name in names}
 
     def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
         """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""
@@ -125,8 +157,7 @@ class Language(ClassLogits):
         if len(found) < sum(sizes):
             needed = f"{' + '.join(names)} needs {sum(sizes)} windows of {length} tokens"
             raise ValueError(f"{needed}; the {split} text has {len(found)}")
-        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
-        first, second = found[order[: sum(sizes)]].split(sizes)
+        first, second = found[shuffled(len(found), self.seed)[: sum(sizes)]].split(sizes)
         return self._batches(first), self._batches(second)
 
     def _batches(self, found: Tensor) -> list[Batch]:
@@ -241,53 +272,6 @@ def losses_of_windows(
 
     losses, counts = torch.cat(pass_over(batches, model, measure, precision), dim=1)
     return losses, counts
-
-
-def accuracies(
-    model: nn.Module,
-    tokenizer: Any,
-    benchmarks: Sequence[str | Mapping[str, Any]],
-    batch_size: int,
-    *,
-    accuracy: Accuracy = "acc",
-    benchmark_folder: str | None = None,
-    num_questions: int | None = None,
-    precision: torch.dtype = torch.float32,
-) -> dict[str, float]:
-    """Zero-shot accuracy in percent by benchmark, each given by name or as an lm-eval task configuration.
-
-    `accuracy` compares the likelihoods of the choices (`acc`), or divides them by the choices' lengths (`acc_norm`);
-    benchmarks without `acc_norm` (winogrande) keep `acc`. Names come from YAML files in `benchmark_folder` or lm-eval.
-    Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a benchmark
-    that is unknown or has no accuracy.
-    """
-    manager = find_benchmarks(benchmarks, benchmark_folder)
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-
-    names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
-    with silence():
-        network = HFLM(
-            pretrained=model,
-            tokenizer=copy.deepcopy(tokenizer),  # lm-eval would give it a padding token
-            backend="causal",
-            batch_size=batch_size,
-            mixed_precision_dtype=None if precision == torch.float32 else precision,
-        )
-        found = simple_evaluate(
-            network,
-            tasks=list(benchmarks),
-            task_manager=manager,
-            limit=num_questions,
-            bootstrap_iters=0,
-            log_samples=False,
-            random_seed=None,
-            numpy_random_seed=None,
-            torch_random_seed=None,
-        )["results"]
-    if without := [name for name in names if "acc,none" not in found[name]]:
-        raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
-    return {name: 100 * found[name].get(f"{accuracy},none", found[name]["acc,none"]) for name in names}
 
 
 def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":

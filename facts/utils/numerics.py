@@ -34,6 +34,11 @@ def seed_of(*parts: Any) -> int:
     return int(content_key(*parts), base=16) % 2**32
 
 
+def shuffled(count: int, seed: int) -> Tensor:
+    """The numbers below `count` in an order that depends only on the seed."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
 @contextmanager
 def seeded(*parts: Any, device: torch.device | None = None) -> Iterator[None]:
     """Seed Python, NumPy and torch from `parts` within the block; restore their states afterwards.

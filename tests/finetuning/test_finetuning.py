@@ -11,9 +11,9 @@ from torch import nn
 
 import facts
 from facts.finetuning import Finetuning, finetune
-from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_of
-from facts.finetuning.state import plain_factors
+from facts.finetuning.recovery import Inputs
+from facts.finetuning.training import plain_factors
 from facts.modules.forms import FORMS
 from facts.moments.losses import kl_divergence, summed_cross_entropy
 from tests.finetuning.setting import Given, finetuned, make_student, recipe

@@ -11,7 +11,7 @@ import torch
 import facts
 from experiments.config import CONF
 from facts.finetuning import finetune
-from facts.finetuning.state import State
+from facts.finetuning.training import State
 from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe
 from tests.networks import make_model, same_weights
 

@@ -12,8 +12,8 @@ from torchvision.transforms.functional import resized_crop
 
 import facts
 from facts.finetuning import Finetuning, Recovery, training
-from facts.finetuning import inputs as views
-from facts.finetuning.inputs import Inputs, random_views
+from facts.finetuning import recovery as views
+from facts.finetuning.recovery import Inputs, random_views
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
 from tests.finetuning.setting import Reads, Watched, interrupt
@@ -120,15 +120,15 @@ def test_what_is_held_back_is_not_trained_on():
     parts = [part for images, _ in batches for part in images.split(-(-len(images) // -(-len(images) // 4)))]
     assert [len(part) for part in parts] == [3, 2, 4, 3, 3]
     trained = [part for part, _ in inputs.training(None, 0)]
-    held_back = inputs.survey.held_back
+    held_back = inputs.held_back
     assert len(held_back) == 1 and held_back[0].equal(parts[2])
     assert held_back[0].untyped_storage().nbytes() == held_back[0].nbytes
-    assert torch.cat(trained).equal(torch.cat([*parts[:2], *parts[3:]])) and inputs.survey.num_samples == 11
+    assert torch.cat(trained).equal(torch.cat([*parts[:2], *parts[3:]])) and inputs.num_samples == 11
     assert torch.cat([part for part, _ in inputs.training(None, 0)[1::2]]).equal(torch.cat([parts[1], parts[4]]))
-    one = Inputs(batches[:1], kl_divergence, 32, 0.1, views=False).survey
+    one = Inputs(batches[:1], kl_divergence, 32, 0.1, views=False)
     assert [len(part) for part in one.held_back] == [2] and one.num_samples == 3
     with pytest.raises(ValueError, match="at least two samples"):  # it cannot be divided
-        _ = Inputs([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], kl_divergence, 2, 0.1, False).survey
+        Inputs([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], kl_divergence, 2, 0.1, False)
     with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
         Finetuning(alpha=0.5).loss(inputs, original(), original(), batches[0][0], None)
 

@@ -107,7 +107,7 @@ def test_networks_that_cannot_be_pruned(model, what):
 
 
 def random_masks(model, share=0.6):
-    return [torch.rand(width) < share for width in gate_widths(model)]
+    return {gate: torch.rand(width) < share for gate, width in gate_widths(model).items()}
 
 
 def test_an_indexed_network_computes_what_the_gated_one_does_with_the_weights_that_the_masks_leave():
@@ -119,7 +119,7 @@ def test_an_indexed_network_computes_what_the_gated_one_does_with_the_weights_th
     torch.testing.assert_close(small(images), expected)
     assert not model(images).allclose(expected)  # the gates are gone
     linears = [layer for layer in small.blocks.modules() if isinstance(layer, torch.nn.Linear)]
-    left = remaining_weights(model, [mask.float() for mask in masks])
+    left = remaining_weights(model, {gate: mask.float() for gate, mask in masks.items()})
     assert int(left) == sum(layer.weight.numel() for layer in linears)
     assert all(layer.weight.shape == (layer.out_features, layer.in_features) for layer in linears)
 
@@ -128,9 +128,9 @@ def test_an_indexed_network_computes_what_the_gated_one_does_with_the_weights_th
 def test_the_target_of_the_matrices_is_that_of_the_network(cost):
     model = make_vit()
     problem = make_problem(model, ratio=0.7, cost=cost)
-    masks = [torch.rand(width) < 0.83 for width in gate_widths(model)]
-    dense = remaining_weights(model, [torch.ones(width) for width in gate_widths(model)])
-    share = remaining_weights(model, [mask.float() for mask in masks]) / dense
+    masks = random_masks(model, share=0.83)
+    dense = remaining_weights(model, {gate: torch.ones(len(mask)) for gate, mask in masks.items()})
+    share = remaining_weights(model, {gate: mask.float() for gate, mask in masks.items()}) / dense
     spent = problem.spent(indexed(model, masks))
     # Biases and GELU go too, which the target leaves out.
     assert float(share) - target_share(problem, int(dense)) == pytest.approx((spent - problem.budget) / spent, abs=0.05)

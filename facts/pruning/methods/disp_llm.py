@@ -1,8 +1,9 @@
 """DISP-LLM: dimension-independent pruning, for vision transformers (Gao et al., 2024)."""
 
 import copy
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -17,6 +18,7 @@ from facts.utils.options import Count, NotNegative, Positive, Seed, options
 from facts.utils.progress import with_progress
 
 PLACES = ("attn_in", "attn_out", "mlp_in", "mlp_hidden", "mlp_out")
+Gate = tuple[int, str]  # number of its block, and place
 HIDDEN = 32  # as in the published implementations
 
 
@@ -40,22 +42,29 @@ class DISP(Pruner):
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         logits = self._train(problem, check_vit(model))
-        orders = removal_order(dict(enumerate(logits))).values()
-        most = sum(map(len, logits)) - len(logits)
-        return problem.first_fit(lambda amount: indexed(model, [order >= amount for order in orders]), most)
+        orders = removal_order(logits)
+        most = sum(map(len, logits.values())) - len(logits)
 
-    def _train(self, problem: PruningProblem, model: VisionTransformer) -> list[Tensor]:
+        def pruned(amount: int) -> nn.Module:
+            return indexed(model, {gate: order >= amount for gate, order in orders.items()})
+
+        return problem.first_fit(pruned, most)
+
+    def _train(self, problem: PruningProblem, model: VisionTransformer) -> dict[Gate, Tensor]:
         """Train the hypernetwork; return the logits of the gates' features."""
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(self.seed)
-        masks = [torch.ones(width, device=device) for width in gate_widths(model)]
-        network = seeded_hypernetwork(gate_widths(model), self.seed).to(device)
+        masks = {gate: torch.ones(width, device=device) for gate, width in gate_widths(model).items()}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)
+            network = HyperNetwork(gate_widths(model)).to(device)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
         dense = remaining_weights(model, masks)
         target = target_share(problem, int(dense))
         with frozen(model), gated(model, masks):
             for _, batch in zip(with_progress(range(self.num_steps), "DISP"), problem.endless(), strict=False):
-                masks[:] = [draw(logits, self.offset, self.temperature, generator) for logits in network()]
+                for gate, logits in network().items():
+                    masks[gate] = draw(logits, self.offset, self.temperature, generator)
                 share = remaining_weights(model, masks) / dense
                 distance = (share.clamp(min=1e-6).log() - math.log(target)).abs()
                 loss = problem.mean_loss(model, batch) + self.penalty * distance
@@ -108,83 +117,68 @@ class IndexedBlock(nn.Module):
         return x.index_add(-1, self.mlp_out, processed.to(x.dtype))
 
 
-def indexed(model: nn.Module, masks: Sequence[Tensor]) -> nn.Module:
+def indexed(model: nn.Module, masks: Mapping[Gate, Tensor]) -> nn.Module:
     """Copy a vision transformer; each block keeps the features in the masks of its gates."""
     copied = copy.deepcopy(model)
-    for number, (block, gates) in enumerate(zip(model.blocks, _by_block(masks), strict=True)):
-        kept = {place: gate.nonzero().squeeze(1) for place, gate in zip(PLACES, gates, strict=True)}
+    for number, block in enumerate(model.blocks):
+        kept = {place: masks[number, place].nonzero().squeeze(1) for place in PLACES}
         copied.blocks[number] = IndexedBlock(block, kept)
     return copied
 
 
-def gate_widths(model: VisionTransformer) -> list[int]:
-    """Widths of the gates, block by block, each block's in the order of `PLACES`."""
-    d = model.embed_dim
-    return [width for block in model.blocks for width in (d, d, d, block.mlp.fc1.out_features, d)]
+def gate_widths(model: VisionTransformer) -> dict[Gate, int]:
+    """Widths of the gates: hidden units of the MLP, and the embedding's features elsewhere."""
+    widths = dict.fromkeys(itertools.product(range(len(model.blocks)), PLACES), model.embed_dim)
+    return widths | {(number, "mlp_hidden"): block.mlp.fc1.out_features for number, block in enumerate(model.blocks)}
 
 
-def remaining_weights(model: VisionTransformer, masks: Sequence[Tensor]) -> Tensor:
+def remaining_weights(model: VisionTransformer, masks: Mapping[Gate, Tensor]) -> Tensor:
     """Number of entries that the masks leave in the blocks' matrices, as a differentiable tensor."""
-    total = masks[0].new_zeros(())
-    for block, gates in zip(model.blocks, _by_block(masks), strict=True):
-        attn_in, attn_out, mlp_in, hidden, mlp_out = (gate.sum() for gate in gates)
+    total = masks[0, PLACES[0]].new_zeros(())
+    for number, block in enumerate(model.blocks):
+        attn_in, attn_out, mlp_in, hidden, mlp_out = (masks[number, place].sum() for place in PLACES)
         total = total + attn_in * block.attn.qkv.out_features + attn_out * block.attn.proj.in_features
         total = total + hidden * (mlp_in + mlp_out)
     return total
 
 
 @contextmanager
-def gated(model: VisionTransformer, masks: list[Tensor]) -> Iterator[None]:
+def gated(model: VisionTransformer, masks: Mapping[Gate, Tensor]) -> Iterator[None]:
     """Multiply every gate by its mask within the block; `masks` may be replaced before each pass."""
 
-    def multiply_input(number: int, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0] * masks[number], *args[1:])
+    def multiply_input(gate: Gate, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] * masks[gate], *args[1:])
 
-    def multiply_output(number: int, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output * masks[number]
+    def multiply_output(gate: Gate, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output * masks[gate]
 
     with ExitStack() as stack:
         for number, block in enumerate(model.blocks):
-            first = number * len(PLACES)
-            for place, module in ((0, block.attn), (2, block.mlp), (3, block.mlp.fc2)):
-                stack.callback(module.register_forward_pre_hook(partial(multiply_input, first + place)).remove)
-            for place, module in ((1, block.attn), (4, block.mlp)):
-                stack.callback(module.register_forward_hook(partial(multiply_output, first + place)).remove)
+            for place, module in (("attn_in", block.attn), ("mlp_in", block.mlp), ("mlp_hidden", block.mlp.fc2)):
+                stack.callback(module.register_forward_pre_hook(partial(multiply_input, (number, place))).remove)
+            for place, module in (("attn_out", block.attn), ("mlp_out", block.mlp)):
+                stack.callback(module.register_forward_hook(partial(multiply_output, (number, place))).remove)
         yield
 
 
 def draw(logits: Tensor, offset: float, temperature: float, generator: torch.Generator) -> Tensor:
     """Draw a mask of zeros and ones with the gradient of a Gumbel-sigmoid (straight through)."""
     uniform = torch.rand(logits.shape, generator=generator).clamp(1e-6, 1 - 1e-6).to(logits)
-    return rounded(((logits + offset + uniform.logit()) / temperature).sigmoid())
-
-
-def _by_block(gates: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    return [gates[start : start + len(PLACES)] for start in range(0, len(gates), len(PLACES))]
+    soft = ((logits + offset + uniform.logit()) / temperature).sigmoid()
+    return (soft > 0.5).to(soft) + soft - soft.detach()
 
 
 class HyperNetwork(nn.Module):
-    """Logits of several masks with these `widths`, computed from fixed random inputs by a bidirectional GRU."""
+    """Logits of the gates with these `widths`, computed from fixed random inputs by a bidirectional GRU."""
 
-    def __init__(self, widths: Sequence[int]):
+    def __init__(self, widths: Mapping[Gate, int]):
         super().__init__()
+        self.gates = tuple(widths)
         self.register_buffer("inputs", torch.randn(len(widths), HIDDEN))
         self.gru = nn.GRU(HIDDEN, 2 * HIDDEN, bidirectional=True)
         self.norm = nn.LayerNorm(4 * HIDDEN)
-        self.heads = nn.ModuleList(nn.Linear(4 * HIDDEN, width, bias=False) for width in widths)
+        self.heads = nn.ModuleList(nn.Linear(4 * HIDDEN, width, bias=False) for width in widths.values())
 
-    def forward(self) -> list[Tensor]:
+    def forward(self) -> dict[Gate, Tensor]:
         states = F.gelu(self.norm(self.gru(self.inputs)[0]))
-        return [head(state) for head, state in zip(self.heads, states, strict=True)]
-
-
-def seeded_hypernetwork(widths: Sequence[int], seed: int) -> HyperNetwork:
-    """Make a hypernetwork from a seed, without changing PyTorch's own generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return HyperNetwork(widths)
-
-
-def rounded(soft: Tensor) -> Tensor:
-    """Round a mask between 0 and 1; its gradient is that of the unrounded mask (straight-through)."""
-    return (soft > 0.5).to(soft) + soft - soft.detach()
+        return {gate: head(state) for gate, head, state in zip(self.gates, self.heads, states, strict=True)}

@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,24 +24,15 @@ from facts.utils.progress import with_progress
 MIN_SECONDS = 0.02  # in which the time of a block is measured
 EMBEDDING = "embedding"
 BLOCK_WIDTHS = ("heads", "key_dims", "value_dims", "hidden")
-
-
-@dataclass(frozen=True)
-class Place:
-    """An axis of a parameter, and the unit of a width that each of its entries belongs to; -1 for none."""
-
-    module: str
-    name: str
-    axis: int
-    units: Tensor
+READING = ("qkv", "fc1", "head", "head_dist")  # layers that read the embedding
 
 
 @dataclass(frozen=True)
 class Width:
-    """Number of units, and the places of their parameter entries."""
+    """Number of units, and the unit of every entry of a parameter along an axis, by its name and axis; -1 for none."""
 
     size: int
-    places: list[Place]
+    units: dict[tuple[str, int], Tensor]
 
 
 @options
@@ -171,9 +162,9 @@ class NarrowAttention(nn.Module):
 
 def widths_of(model: VisionTransformer) -> dict[str, Width]:
     """Find the embedding and four widths per block of a network with `NarrowAttention`; heads stay equally wide."""
-    widths = {EMBEDDING: Width(model.embed_dim, list(_embedding_places(model)))}
+    widths = {EMBEDDING: _embedding(model)}
     for number, block in enumerate(model.blocks):
-        prefix, attn = f"blocks.{number}", block.attn
+        attn = block.attn
         sizes = (attn.num_heads, attn.key_dim, attn.value_dim, block.mlp.fc1.out_features)
         heads, keys, values, hidden = (torch.arange(size) for size in sizes)
         head_of_key, head_of_value = (heads.repeat_interleave(len(dims)) for dims in (keys, values))
@@ -187,27 +178,23 @@ def widths_of(model: VisionTransformer) -> dict[str, Width]:
         )
         layers = [("attn.qkv", "attn.proj")] * 3 + [("mlp.fc1", "mlp.fc2")]
         for name, size, (first, second), (outputs, inputs) in zip(BLOCK_WIDTHS, sizes, layers, units, strict=True):
-            places = _outputs(f"{prefix}.{first}", block.get_submodule(first), outputs)
+            parameters = block.get_submodule(first).named_parameters()
+            places = {(f"blocks.{number}.{first}.{parameter}", 0): outputs for parameter, _ in parameters}
             if inputs is not None:
-                places.append(Place(f"{prefix}.{second}", "weight", 1, inputs))
-            widths[f"{prefix}.{name}"] = Width(size, places)
+                places[f"blocks.{number}.{second}.weight", 1] = inputs
+            widths[f"blocks.{number}.{name}"] = Width(size, places)
     return widths
 
 
-def _outputs(name: str, layer: nn.Module, units: Tensor) -> list[Place]:
-    return [Place(name, parameter, 0, units) for parameter, _ in layer.named_parameters()]
-
-
-def _embedding_places(model: VisionTransformer) -> Iterator[Place]:
-    units = torch.arange(model.embed_dim)
-    for token in TOKENS:
-        if getattr(model, token, None) is not None:
-            yield Place("", token, 2, units)
-    for name, module in model.named_modules():
-        if name.endswith(("qkv", "fc1", "head", "head_dist")):
-            yield Place(name, "weight", 1, units)
-        elif name.endswith(("patch_embed.proj", "attn.proj", "fc2")) or isinstance(module, nn.LayerNorm):
-            yield from _outputs(name, module, units)
+def _embedding(model: VisionTransformer) -> Width:
+    names = [name for name, _ in model.named_parameters()]
+    places = [(token, 2) for token in TOKENS if token in names]
+    for name in names:
+        layer, _, parameter = name.rpartition(".")
+        reads = layer.endswith(READING)
+        if layer and not (reads and parameter == "bias"):
+            places.append((name, int(reads)))  # the others write or normalise it
+    return Width(model.embed_dim, dict.fromkeys(places, torch.arange(model.embed_dim)))
 
 
 def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[str, Tensor]:
@@ -216,10 +203,10 @@ def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[st
     device = next(model.parameters()).device
     for name, width in widths.items():
         total = torch.zeros(width.size + 1, device=device)  # the last entry is for unit -1
-        for place in width.places:
-            parameter = getattr(model.get_submodule(place.module), place.name)
-            products = (parameter.detach() * parameter.grad).movedim(place.axis, 0).reshape(len(place.units), -1)
-            total.index_add_(0, place.units.to(device) % len(total), products.sum(dim=1))
+        for (parameter_name, axis), units in width.units.items():
+            parameter = model.get_parameter(parameter_name)
+            products = (parameter.detach() * parameter.grad).movedim(axis, 0).reshape(len(units), -1)
+            total.index_add_(0, units.to(device) % len(total), products.sum(dim=1))
         scores[name] = total[:-1].square()
     return scores
 
@@ -227,14 +214,14 @@ def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[st
 def without(model: VisionTransformer, widths: Mapping[str, Width], kept: Mapping[str, Tensor]) -> VisionTransformer:
     """Copy the model; each width keeps the units in its mask in `kept`."""
     model = copy.deepcopy(model)
-    masks: dict[tuple[str, str, int], Tensor] = {}
+    masks: dict[tuple[str, int], Tensor] = {}
     for name, width in widths.items():
         keeps = torch.cat([kept[name], torch.ones(1, dtype=torch.bool)])  # unit -1 stays
-        for place in width.places:
-            key = (place.module, place.name, place.axis)
-            masks[key] = keeps[place.units] & masks.get(key, True)
-    for (module, name, axis), mask in masks.items():
-        slice_parameter(model.get_submodule(module), name, axis, mask.nonzero().squeeze(1))
+        for place, units in width.units.items():
+            masks[place] = keeps[units] & masks.get(place, True)
+    for (name, axis), mask in masks.items():
+        module, _, parameter = name.rpartition(".")
+        slice_parameter(model.get_submodule(module), parameter, axis, mask.nonzero().squeeze(1))
     for number, block in enumerate(model.blocks):
         heads, key_dims, value_dims, _ = (int(kept[f"blocks.{number}.{name}"].sum()) for name in BLOCK_WIDTHS)
         block.attn.num_heads, block.attn.key_dim, block.attn.value_dim = heads, key_dims, value_dims

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from facts.modules.networks import is_encoder, is_transformers, whole_image
 from facts.tasks.base import ClassLogits, Evaluation, pass_over
+from facts.utils.numerics import shuffled
 from facts.utils.options import Count, needing, options
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tenso
 
     Raises `ValueError` if a class has too few.
     """
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    order = shuffled(len(labels), seed)
     one_hot = F.one_hot(labels[order])
     fewest = one_hot.sum(dim=0).min().item()
     if fewest < sum(counts):

@@ -43,7 +43,7 @@ from facts.tasks.classification.files import (
 )
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
-from facts.utils.numerics import seed_of, seeded
+from facts.utils.numerics import seed_of, seeded, shuffled
 from facts.utils.options import Count, options
 from facts.utils.progress import with_progress
 
@@ -120,7 +120,7 @@ class Images(Classification):
         """All training images. Raises `ValueError` if their classes are not the network's."""
         self._need_labels(model)
         images = self.training_images
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed_of(seed, epoch))).tolist()
+        order = shuffled(len(images), seed_of(seed, epoch)).tolist()
         deit = self.training_augmentation == "deit"
         mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=num_classes(model)) if deit else None
         settings = {**data_config(model), **(DEIT_TRANSFORM if deit else {})}
@@ -143,8 +143,8 @@ class Images(Classification):
     def for_features(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
         """Images to learn classes of features from, at most `NUM_REFERENCE`, and all evaluation images."""
         images = self.training_images
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))[:NUM_REFERENCE]
-        return self._batches(model, images, order.tolist()), self._batches(model, self.validation_images)
+        chosen = shuffled(len(images), self.seed)[:NUM_REFERENCE].tolist()
+        return self._batches(model, images, chosen), self._batches(model, self.validation_images)
 
     def chosen_images(self) -> dict[str, dict[str, list]]:
         """The `indices` and `names` of the images for `sensitivity` and for `calibration`, in order."""
@@ -313,8 +313,7 @@ class ImageFolder(Images):
         return f"{used}, {len(self.classes)} classes at {self.root}"
 
     def chosen_indices(self) -> dict[str, list[int]]:
-        generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(self.training_images), generator=generator).tolist()
+        order = shuffled(len(self.training_images), self.seed).tolist()
         return {"sensitivity": order[: self.num_sensitivity], "calibration": order[: self.num_calibration]}
 
     @cached_property
@@ -334,8 +333,8 @@ class ImageFolder(Images):
         evaluation = [each for each in others if len(each) and (each.labels >= 0).all()][:1]
         if evaluation or self.whole:
             return [training, *(evaluation or [training])]
-        order = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))
-        return [training.selected(half.sort().values.tolist()) for half in order.tensor_split(2)]
+        halves = shuffled(len(training), 0).tensor_split(2)
+        return [training.selected(half.sort().values.tolist()) for half in halves]
 
 
 def decode(data: bytes) -> Image.Image:
