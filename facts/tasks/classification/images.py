@@ -125,8 +125,9 @@ class Images(Classification):
         mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=num_classes(model)) if deit else None
         settings = {**data_config(model), **(DEIT_TRANSFORM if deit else {})}
         transform = timm.data.create_transform(**settings, is_training=True)
-        key = content_key(self.content_key(model), seed, epoch)
-        return self._loaded(model, images.selected(order), transform, key, (seed, epoch), mixup, for_training=True)
+        files, seeds = images.selected(order), (seed, epoch)
+        items = DecodedBatches(files, transform, self.batch_size, seeds, mixup, for_training=True)
+        return self._loaded(model, items, content_key(self.content_key(model), *seeds))
 
     def analysis(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
         images = self.validation_images
@@ -168,18 +169,11 @@ class Images(Classification):
         files = images if indices is None else images.selected(indices)
         how = (self.transform, augmentation, preprocessing_key(model), self.batch_size, self.seed)
         key = content_key(files.content_key, self.labels(model), *how)
-        return self._loaded(model, files, self._transform(model, augmentation), key, (self.seed,))
+        items = DecodedBatches(files, self._transform(model, augmentation), self.batch_size, (self.seed,))
+        return self._loaded(model, items, key)
 
-    def _loaded(
-        self,
-        model: nn.Module,
-        files: ImageFiles,
-        transform: Callable[[Image.Image], Tensor],
-        key: str,
-        seed: tuple[int, ...],
-        mixup: timm.data.Mixup | None = None,
-        for_training: bool = False,
-    ) -> NumberedBatches:
+    def _loaded(self, model: nn.Module, items: "DecodedBatches", key: str) -> NumberedBatches:
+        """Load the batches with the network's labels and channels."""
         channels = data_config(model)["input_size"][0]
         if channels not in (1, 3):
             raise ValueError(
@@ -187,11 +181,11 @@ class Images(Classification):
                 "batches in Python"
             )
         if channels == 1:
-            transform = transforms.Compose([transforms.Grayscale(), transform])
+            items = replace(items, transform=transforms.Compose([transforms.Grayscale(), items.transform]))
         labels = self.labels(model)
-        files = files if labels is None else replace(files, labels=np.array(labels)[files.labels])
-        items = DecodedBatches(files, transform, self.batch_size, seed, mixup, for_training)
-        finish = Decodable(len(files), labels is not None, self.most_broken)
+        if labels is not None:
+            items = replace(items, files=replace(items.files, labels=np.array(labels)[items.files.labels]))
+        finish = Decodable(len(items.files), labels is not None, self.most_broken)
         num_workers = loader_workers(self.num_workers)
         return NumberedBatches(items, finish, key, num_workers, range(len(items)), pin_memory=True)
 
