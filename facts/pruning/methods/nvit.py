@@ -204,7 +204,7 @@ def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[st
     for name, width in widths.items():
         total = torch.zeros(width.size + 1, device=device)  # the last entry is for unit -1
         for (parameter_name, axis), units in width.units.items():
-            parameter = model.get_parameter(parameter_name)
+            parameter: Any = model.get_parameter(parameter_name)  # with a gradient
             products = (parameter.detach() * parameter.grad).movedim(axis, 0).reshape(len(units), -1)
             total.index_add_(0, units.to(device) % len(total), products.sum(dim=1))
         scores[name] = total[:-1].square()
