@@ -43,11 +43,15 @@ MARGIN = 0.02  # fraction of the given minutes for work that is not timed
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean loss of each epoch, and seconds of training, `seconds_before` of them before an interruption."""
+    """The mean loss of each epoch, and seconds of training, `seconds_before` of them before an interruption.
+
+    `errors` are those measured by `validate` before the training and after each epoch.
+    """
 
     losses: list[float]
     seconds: float
     seconds_before: float
+    errors: list[float]
 
 
 def finetune(
@@ -131,7 +135,7 @@ class _Training:
         self.student.zero_grad()
         state.take_best()
         loss, samples = state.totals[state.totals[:, 1] > 0].T
-        return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before)
+        return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before, state.errors)
 
     @torch.no_grad()
     def _settle_modes(self, seed: tuple[int, ...], inputs: Any) -> None:
