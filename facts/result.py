@@ -10,7 +10,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
-from facts.calibration.distance import Distance
+from facts.calibration.outputs import Distance
 from facts.cost.count import Cost, CostName, Size, count_flops
 from facts.modules.forms import FormName
 from facts.moments.losses import OutputError

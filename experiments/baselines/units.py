@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.calibration.distance import distance
+from facts.calibration.outputs import distance
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import lift_spectrum

@@ -1,5 +1,6 @@
-"""A network that is ready to be compressed: its parts, its data and its loss, in one object."""
+"""A network that is ready to be compressed, its data and its loss, in one object; and decompositions of its layers."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -7,30 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from facts.calibration.data import Batch, OneByOne, read
-from facts.calibration.decompositions import (
-    are_decomposed,
-    decompose_layers,
-    file_name,
-    load_decompositions,
-    save_decompositions,
-)
 from facts.cost.count import Cost, count_flops, count_params
 from facts.cost.probe import Probe
 from facts.cost.timing import DEFAULT_TIMING, LatencyTable, TimingPolicy
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
+from facts.estimators.base import Estimator, KroneckerFactors, WeightedInputEstimator, see_data
 from facts.modules.forms import PLAIN, Form
 from facts.modules.lowrank import LinearLayer
 from facts.moments.collect import DEFAULT_POLICY, LayerMoments, MemoryPolicy, collect_moments
 from facts.moments.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
-from facts.moments.statistics import InputSum, Moment
+from facts.moments.statistics import InputSum, Moment, at_least_tiny
 from facts.parts import Part, Plan, apply, part_at, put, rewritten, with_convolutions
+from facts.parts.base import Problem, packed, unpacked
 from facts.utils.batches import to_device
-from facts.utils.cache import Cache, calibration_key, content_key, name_of, shared_code
-from facts.utils.progress import stage
+from facts.utils.cache import Cache, calibration_key, code_of, content_key, name_of, shared_code
+from facts.utils.progress import stage, with_progress
 
 
 @dataclass(frozen=True)
@@ -203,10 +198,6 @@ class Calibration:
         """The same calibration with its cache in a folder; None for no cache."""
         return replace(self, execution=replace(self.execution, cache=folder))
 
-    def groups(self) -> Iterator[list[str]]:
-        """Groups of layers, by name, whose moments are in memory at the same time."""
-        yield from self.execution.memory.groups(self.linears)
-
     def moments(
         self,
         wanted: Iterable[Moment],
@@ -214,6 +205,9 @@ class Calibration:
         cached: bool = True,
     ) -> dict[str, LayerMoments]:
         """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache."""
+        cache = self.cache if cached else None
+        if cache and only is not None and len(only) < len(self.linears):  # each group of layers has its own folder
+            cache = Cache(cache.folder / content_key(list(only)))
         return collect_moments(
             self.rewritten,
             self.linears,
@@ -222,7 +216,7 @@ class Calibration:
             loss=self.loss,
             precision=self.execution.precision,
             memory=self.execution.memory,
-            cache=self._cache_of(only) if cached else None,
+            cache=cache,
             only=only,
             append_one=self.append_one,
             by_token=self.by_token,
@@ -240,20 +234,14 @@ class Calibration:
         One whose moments the cache does not keep is decomposed, since they are only in memory.
         """
         suited = map(self.suited, estimators)
-        waiting = [estimator for estimator in suited if not are_decomposed(self.cache, estimator)]
+        waiting = [each for each in suited if not (self.cache and self.cache.has(file_name(each)))]
         wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments if moment.is_kept)
         passing = [each for each in waiting if not all(moment.is_kept for moment in each.moments)]
         if passing and self.cache:
             self._decompose(passing[0], along=wanted)
-        else:
-            for names in self.groups() if wanted else ():
+        elif wanted:
+            for names in self.execution.memory.groups(self.linears):
                 self.moments(wanted, names)
-
-    def _cache_of(self, names: Collection[str] | None) -> Cache | None:
-        """Cache of a group of layers (None for all); each of several groups has its own folder."""
-        if self.cache is None or names is None or len(names) == len(self.linears):
-            return self.cache
-        return Cache(self.cache.folder / content_key(list(names)))
 
     def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
         """Decompose every layer (moments, factors, SVD), one group of layers after another; or read the cache."""
@@ -262,18 +250,30 @@ class Calibration:
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
         if self.cache is None:
             return self._decompose(estimator)
-        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.linears))
-        known = load()
-        if known is None:
-            with self.cache.locked(file_name(estimator)):
-                known = load()  # by now another process may have them
-                known = self._decompose(estimator) if known is None else known
-        return known
+        if (known := self._cached(estimator)) is not None:
+            return known
+        with self.cache.locked(file_name(estimator)):
+            known = self._cached(estimator)  # by now another process may have them
+            return self._decompose(estimator) if known is None else known
+
+    @stage("decomposition")
+    def _cached(self, estimator: Estimator) -> dict[str, Decomposition] | None:
+        """Read decompositions to the devices of their layers; None if the cache has none."""
+        assert self.cache
+        tensors = self.cache.load(file_name(estimator))
+        if tensors is None:
+            return None
+        by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self.linears}
+        for key, tensor in tensors.items():
+            name, _, field = key.rpartition("/")
+            device = next(self.linears[name].parameters()).device
+            by_name[name][field] = tensor.to(device) if tensor.ndim else tensor
+        return {name: unpacked(fields) for name, fields in by_name.items()}
 
     def _decompose(self, estimator: Estimator, along: Collection[Moment] = ()) -> dict[str, Decomposition]:
         """Decompose every layer; the moments `along` are collected in the same pass, for the cache."""
         decompositions: dict[str, Decomposition] = {}
-        for names in self.groups():
+        for names in self.execution.memory.groups(self.linears):
             last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
             if estimator.moments:
                 with stage("calibration"):
@@ -282,8 +282,11 @@ class Calibration:
             append_one = self.append_one if estimator.moments else frozenset()
             with stage("decomposition"):
                 decompositions |= decompose_layers(layers, self.part_of, last, moments, append_one)
-        with stage("decomposition"):
-            save_decompositions(self.cache, estimator, decompositions)
+        if self.cache:
+            fields = ((name, packed(decomposition)) for name, decomposition in decompositions.items())
+            tensors = {f"{name}/{field}": tensor for name, tensors in fields for field, tensor in tensors.items()}
+            with stage("decomposition"):
+                self.cache.save(file_name(estimator), tensors)
         return decompositions
 
     def latency_table(self, num_turns: int) -> LatencyTable:
@@ -297,3 +300,80 @@ class Calibration:
             self.execution.precision,
             num_turns,
         )
+
+
+def decompose_layers(
+    layers: Mapping[str, LinearLayer],
+    parts: Mapping[str, Part],
+    estimator: Estimator,
+    moments: Mapping[str, LayerMoments],
+    append_one: Collection[str] = (),
+) -> dict[str, Decomposition]:
+    """Decompose each layer in the way of its part; moments of layers in `append_one` are of `[x, 1]`.
+
+    Raises `ValueError` with the name of a layer that cannot be decomposed.
+    """
+    found: dict[str, Decomposition] = {}
+    for names in with_progress(list(_together(layers, parts)), "decomposition"):
+        problems = {name: _problem(name, layers[name], estimator, moments[name], name in append_one) for name in names}
+        found |= _decomposed(parts[names[0]], problems, type(estimator).__name__)
+    return {name: found[name] for name in layers}
+
+
+def _together(layers: Mapping[str, LinearLayer], parts: Mapping[str, Part]) -> Iterator[list[str]]:
+    """Divide the layers into groups that are decomposed together."""
+    alike: dict[Any, list[str]] = defaultdict(list)
+    for name, layer in layers.items():
+        alike[type(parts[name]), layer.in_features, layer.out_features].append(name)
+    for names in alike.values():
+        size = parts[names[0]].num_together(layers[names[0]])
+        yield from (names[start : start + size] for start in range(0, len(names), size))
+
+
+def _decomposed(part: Part, problems: Mapping[str, Problem], method: str) -> dict[str, Decomposition]:
+    try:
+        return dict(zip(problems, part.decompose_together(list(problems.values())), strict=True))
+    except (ValueError, torch.linalg.LinAlgError) as error:
+        if len(problems) > 1:
+            return {name: _decomposed(part, {name: each}, method)[name] for name, each in problems.items()}
+        raise ValueError(f"layer {next(iter(problems))} cannot be decomposed by {method}: {error}") from error
+
+
+def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: LayerMoments, fit_bias: bool) -> Problem:
+    row, col = estimator.shrinkage(moments)
+    factors = estimator.factors(moments)
+    d_out, d_in = layer.out_features, layer.in_features
+    for side, factor, size in (("A", factors.A, d_in + fit_bias), ("B", factors.B, d_out)):
+        if factor is not None and factor.shape != (size, size):
+            made = f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}"
+            raise ValueError(f"{made}; it must be [{size}, {size}], or None for the identity")
+    if fit_bias and layer.bias is None:
+        factors = factors if factors.A is None else replace(factors, A=factors.A[:-1, :-1])
+    elif fit_bias:
+        factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
+    for weight in layer.parameters():
+        if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
+            reason = "its weight is complex, or holds NaN or infinity"
+            raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {reason}")
+    return layer, factors, row, col
+
+
+def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
+    """Centre factors, leaving a layer's mean input to its bias; return them with that mean, in float64.
+
+    The given factors are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The best change of the bias for a ΔW is -ΔW a / c;
+    the remaining cost has S - a aᵀ / c in place of A. A diagonal A contains no mean: it is not centred, and `mean`,
+    that of all inputs, is used.
+    """
+    if factors.A is None:
+        return replace(factors, mean=mean.double())
+    whole = factors.A.double()
+    inner, joint, one = whole[:-1, :-1], whole[:-1, -1], at_least_tiny(whole[-1, -1])
+    if not joint.any():
+        return replace(factors, A=inner, mean=mean.double())
+    return replace(factors, A=inner - torch.outer(joint, joint) / one, mean=joint / one)
+
+
+def file_name(estimator: Estimator) -> str:
+    """Name of the files with an estimator's decompositions and what is computed from them."""
+    return f"{type(estimator).__name__}-{content_key(estimator, code_of(type(estimator)))}"

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from fnmatch import filter as matching
 from typing import Annotated, Literal
 
 import typer
@@ -16,10 +15,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from facts.cli.compress import compress, cut, push, recover
+from facts.cli.compress import compress, cut, pareto, push, recover
 from facts.cli.evaluate import benchmark, evaluate, export
-from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, TIMM, TORCHVISION, Json
-from facts.cli.pareto import pareto
+from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, Json, models
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -93,22 +91,6 @@ def list_choices(
     for name, text in found.items():
         table.add_row(name, text if isinstance(text, str) else ", ".join(text))
     Console().print(table)
-
-
-def models(part: str) -> dict[str, list[str]]:
-    """Names of networks that contain `part`, and the tags of timm's published weights for each, the default first."""
-    import timm
-
-    from facts.models.builders import classifiers
-
-    found: dict[str, list[str]] = {name: [] for name in timm.list_models(f"*{part.removeprefix(TIMM)}*")}
-    for full in timm.list_pretrained():
-        name, _, tag = full.partition(".")
-        if name in found:
-            is_default = tag == timm.models.get_pretrained_cfg_value(name, "tag")
-            found[name].insert(0 if is_default else len(found[name]), tag)
-    others = matching(classifiers(), f"*{part.removeprefix(TORCHVISION)}*")
-    return {f"{TIMM}{name}": tags for name, tags in found.items()} | {f"{TORCHVISION}{name}": [] for name in others}
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")

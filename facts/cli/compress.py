@@ -1,23 +1,19 @@
-"""`facts compress`, `cut`, `recover` and `push`: from a network to a folder, and from one folder to the next."""
+"""`facts compress`, `pareto`, `cut`, `recover` and `push`: from a network to a folder, or from a folder to another."""
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import facts
 from facts.cli import options
-from facts.cli.options import BUDGET, METHOD, option
+from facts.cli.options import BUDGET, ESTIMATORS, METHOD, SEARCHES, option
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-
-    from facts.cli.inputs import Data
-    from facts.result import CompressionResult
-    from facts.saving.manifest import Metrics
 
 
 def compress(
@@ -84,8 +80,7 @@ def compress(
     """
     import torch
 
-    import facts
-    from facts.cli.inputs import batches_of, build, nothing_to_evaluate, stored_type, task_of
+    from facts.cli.inputs import batches_of, build, compared, nothing_to_evaluate, stored_type, task_of
     from facts.compression.comparison import rounded
     from facts.compression.compress import default_parts
     from facts.saving.save import target_folder, write_metrics
@@ -94,7 +89,7 @@ def compress(
 
     target_folder(out, keep=False)
     if elastic:
-        _refuse_one_network(search, parts, recover, dtype)
+        _refuse_one_network(search, recover, dtype)
     limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
     rounds = () if elastic else None
     budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
@@ -131,7 +126,7 @@ def compress(
         print(f"not evaluated: {reason}")
     else:
         try:
-            metrics = _compared(task, result, network, execution.precision)
+            metrics = compared(task, result, network, execution.precision)
             if not elastic:
                 write_metrics(out, metrics)
         except (KeyboardInterrupt, OSError, RuntimeError, ValueError) as error:  # the network is saved and complete
@@ -139,11 +134,9 @@ def compress(
     warn_if_nothing_gained(result)
 
 
-def _save(result: "CompressionResult", out: Path, elastic: bool, dtype: "torch.dtype") -> None:
+def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "torch.dtype") -> None:
     """Save a result, or a folder for every budget, and print what it is."""
     import torch
-
-    import facts
 
     if elastic:
         facts.save_elastic(result, out)
@@ -156,14 +149,14 @@ def _save(result: "CompressionResult", out: Path, elastic: bool, dtype: "torch.d
         print(f"\nsaved to {out}{half}")
 
 
-def warn_if_nothing_gained(result: "CompressionResult") -> None:
+def warn_if_nothing_gained(result: "facts.CompressionResult") -> None:
     """Say last, as a warning, that a recovery brought nothing."""
     course = result.summary.recovery
     if course and course.gained_nothing:
         log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
 
 
-def _refuse_one_network(search: str | None, parts: str | None, *others: Any) -> None:
+def _refuse_one_network(search: str | None, *others: Any) -> None:
     """Refuse options that make one network, not a folder for every budget."""
     if any(others):
         raise ValueError("--elastic serves every budget: leave out --recover and --dtype, or use them on cuts")
@@ -171,19 +164,80 @@ def _refuse_one_network(search: str | None, parts: str | None, *others: Any) -> 
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
 
 
-def _compared(task: "Data", result: "CompressionResult", original: "nn.Module", precision: "torch.dtype") -> "Metrics":
-    """Measure both networks, print a table, and return the metrics of each."""
-    from tabulate import tabulate
+def pareto(
+    model: options.Model,
+    data: options.Images,
+    out: Annotated[Path, options.place(None, "Where the table and the plot go.", "FOLDER")],
+    estimators: Annotated[
+        str | None, options.several(ESTIMATORS, "`facts compress --help` explains them. Default: facts.")
+    ] = None,
+    searches: Annotated[
+        str | None, options.several(SEARCHES, "They choose the ranks. Default: as for `facts compress`.")
+    ] = None,
+    ratios: Annotated[str, option(None, "Remaining fractions of the cost.", metavar="RATIO,RATIO")] = "0.3,0.5,0.7",
+    cost: Annotated[Literal["flops", "params", "latency"], option(None, "What the ratios bound.")] = "flops",
+    parts: options.PartsName = None,
+    weights: options.Weights = None,
+    num_classes: options.NumClasses = None,
+    evaluation_text: options.EvaluationText = None,
+    num_calibration: options.NumCalibration = None,
+    sequence_length: options.SequenceLength = None,
+    batch_size: options.BatchSize = None,
+    num_workers: options.NumWorkers = 2,
+    device: options.Device = None,
+    cache: options.Cache = None,
+) -> None:
+    """Draw accuracy against FLOPs, parameters or latency, of one method or several, from one pass over the data.
 
-    from facts.cli.inputs import measured
+    [bold]Examples[/]
 
-    networks = original, result.model
-    before, after = (measured(task, each, original, precision, result.held_out) for each in networks)
-    count = f"{before.pop('num_samples'):,} samples"
-    metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
-    rows = [(name, *both.values()) for name, both in metrics.items()]
-    print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
-    return metrics
+        facts pareto timm/deit_small_patch16_224 --data photos --out deit_curves
+        facts pareto timm/deit_small_patch16_224 --data photos --estimators facts,svd_llm,pela --out methods
+        facts pareto timm/swin_tiny_patch4_window7_224 --data photos --cost latency --ratios 0.7,0.8 --out swin
+
+    Each point is what `facts compress` makes with the same options: methods that are named compress layers. FOLDER gets
+    `pareto.csv`, written after each point, and `pareto.png`, whose bars are standard errors over the images. `--cache`
+    keeps what a killed run computed.
+    """
+    methods: dict[str, Any] = {
+        "estimators": options.all_chosen(estimators or "facts", ESTIMATORS),
+        "searches": options.all_chosen(searches, SEARCHES) if searches else [],
+    }
+    fractions = options.numbers_of(ratios)
+
+    from facts.cli.inputs import batches_of, build, measured, nothing_to_evaluate, task_of
+    from facts.compression.compress import default_parts
+    from facts.utils.files import replacing, writable_folder
+
+    writable_folder(out, keep=False)
+    network = build(model, weights, num_classes, device)
+    reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
+    task = task_of(network, data, evaluation_text, num_calibration, **reading)
+    if reason := nothing_to_evaluate(task):
+        raise ValueError(f"there is nothing to compare by: {reason}")
+    calibration, sensitivity = batches_of(task, network, None)
+    parts = parts or default_parts(calibration, facts.Budget.of(cost=cost), cost, estimators, searches)
+    prepared = facts.prepare(network, calibration, parts=parts, execution=facts.Execution(cache=cache))
+    points = facts.pareto(
+        prepared,
+        lambda each: measured(task, each, network, prepared.execution.precision, prepared.held_out),
+        ratios=fractions,
+        file=out / "pareto.csv",
+        cost=cost,
+        sensitivity=sensitivity,
+        **methods,
+    )
+    column = {"latency": "latency_ms"}.get(cost, cost)
+    metric = next(name for name in ("perplexity", "top1", "agreement", "cosine") if name in points)
+    bars = f"{metric}_standard_error"
+    look = {"x": column, "y": metric, "yerr": bars if bars in points else None, "capsize": 3, "ylabel": metric}
+    axes = points[:1].plot(**look, marker="o", color="black", label="original", figsize=(6, 4))
+    for method, own in points[1:].groupby(["estimator", "search"], sort=False):
+        own.sort_values(column).plot(**look, marker="o", label=", ".join(method), ax=axes)
+    with replacing(out / "pareto.png") as path:
+        axes.figure.savefig(path, format="png", dpi=200, bbox_inches="tight")
+    print(points.filter(["estimator", "search", "form", "ratio", column, metric, bars]).to_string(index=False))
+    print(f"saved {out / 'pareto.csv'} and {out / 'pareto.png'}")
 
 
 def cut(
@@ -203,7 +257,6 @@ def cut(
         facts cut deit --ratio 0.6 --out deit_60
         facts cut deit --params 12e6 --out deit_12m
     """
-    import facts
     from facts.saving.save import target_folder
     from facts.search.budget import DEFAULT_RATIO
 
@@ -245,7 +298,6 @@ def recover(
     With `--cache FOLDER`, the same command continues after an interruption. `facts evaluate` measures the result. If
     held-out samples show no gain, a warning says so last, and the exit status is 0.
     """
-    import facts
     from facts.cli.inputs import load_result, original_of, task_of
     from facts.compression.comparison import rounded
     from facts.saving.save import target_folder
@@ -279,7 +331,6 @@ def push(
     The card is rewritten, unless the one in the repository was edited. `facts.load_compressed("OWNER/NAME")` loads
     the network from there.
     """
-    import facts
     from facts.saving.elastic import ELASTIC
     from facts.saving.manifest import Manifest
 

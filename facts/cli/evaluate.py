@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+import facts
 from facts.cli import options
 from facts.cli.options import DATA, option
 
@@ -49,18 +50,15 @@ def evaluate(
     import torch
     from tabulate import tabulate
 
-    from facts.cli.inputs import data_of, input_shape, load, measured, original_of
-    from facts.cost.count import count_cost
+    from facts.cli.inputs import data_of, input_shape, is_saved, load, measured, original_of
     from facts.modules.networks import is_encoder
-    from facts.saving.manifest import MANIFEST
 
     network = load(model, weights, num_classes, device, architecture)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
-    compared = encodes and (Path(model) / MANIFEST).is_file()
-    original = original_of(network, weights, device) if compared else network
-    cost = count_cost(network, input_shape(network, sequence_length))
+    original = original_of(network, weights, device) if encodes and is_saved(model) else network
+    cost = facts.count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}
     metrics = measured(task, network, original, getattr(torch, precision)) | costs
     if as_json:
@@ -73,12 +71,7 @@ def evaluate(
 def export(
     folder: options.Folder,
     out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="The file to write: .onnx for ONNX, .xml for OpenVINO, .pt2 for PyTorch.",
-            callback=options.at_home,
-        ),
+        Path, options.place(None, "The file to write: .onnx for ONNX, .xml for OpenVINO, .pt2 for PyTorch.", "FILE")
     ],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
     data: Annotated[
@@ -105,11 +98,9 @@ def export(
     import torch
     from tabulate import tabulate
 
-    import facts
-    from facts.cli.inputs import data_of, input_shape, load_result
-    from facts.cost.count import meta_input
+    from facts.cli.inputs import batch_of, data_of, input_shape, load_result
     from facts.cost.timing import DEFAULT_TIMING
-    from facts.modules.networks import noise, reads_tokens
+    from facts.modules.networks import reads_tokens
     from facts.saving.export import import_openvino, onnx_call, openvino_call, refuse_without_onnx
     from facts.saving.load import built_by
     from facts.saving.recipes import build_recipe
@@ -131,8 +122,7 @@ def export(
     if int8 and reads_tokens(compressed):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
     calibration = data_of(compressed, data or "", num_workers=0).calibration(compressed) if int8 else None
-    shape = meta_input(compressed, input_shape(compressed, sequence_length)).shape[1:]
-    batch = noise(compressed, (batch_size, *shape), torch.device("cpu"))
+    batch = batch_of(compressed, input_shape(compressed, sequence_length), batch_size)
     if out.suffix == ".pt2":
         facts.export_program(compressed, batch, out)
         print(f"saved to {out}")
@@ -143,12 +133,11 @@ def export(
         if out.suffix == ".xml"
         else ("ONNX Runtime", facts.export_onnx, onnx_call)
     )
+    steps: list[tuple[str, Any, Any]] = [("original", original, None), ("compressed", compressed, None)]
+    steps += [("in int8", compressed, calibration)] if int8 else []
     with TemporaryDirectory() as temporary:
-        files = {name: Path(temporary, f"{name}{out.suffix}") for name in ("original", "compressed")}
-        files["in int8" if int8 else "compressed"] = out
-        steps: list[tuple[Any, str, Any]] = [(original, "original", None), (compressed, "compressed", None)]
-        steps += [(compressed, "in int8", calibration)] if int8 else []
-        for network, name, images in with_progress(steps, "export"):
+        files = {name: Path(temporary, f"{name}{out.suffix}") for name, *_ in steps[:-1]} | {steps[-1][0]: out}
+        for name, network, images in with_progress(steps, "export"):
             error = write(network, batch, files[name], int8=images)
         times = DEFAULT_TIMING.times({name: partial(load(file), batch) for name, file in files.items()})
     before = times["original"]
@@ -162,19 +151,13 @@ def export(
 
 def benchmark(
     models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL...",
-            help="Networks or compressed folders; the first is the baseline.",
-            callback=options.at_home,
-        ),
+        list[str], options.argument("MODEL...", "Networks or compressed folders; the first is the baseline.")
     ],
     runtime: Annotated[
         list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')
     ] = None,
     data: Annotated[
-        str | None,
-        option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER"),
+        str | None, option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
     turns: Annotated[int, typer.Option(min=2, help="Timed turns of each; the median counts.")] = 7,
@@ -198,29 +181,23 @@ def benchmark(
     import torch
     from tabulate import tabulate
 
-    import facts
-    from facts.cli.inputs import data_of, input_shape, load
-    from facts.cost.count import meta_input
+    from facts.cli.inputs import batch_of, build, data_of, input_shape, is_saved, load
     from facts.cost.timing import TimingPolicy
-    from facts.modules.networks import noise
-    from facts.saving.manifest import MANIFEST
     from facts.utils.distributed import device_name
     from facts.utils.files import replacing, writable_folder
 
     if out:
         writable_folder(out.parent, keep=False)
-    folders = {name: (Path(name) / MANIFEST).is_file() for name in models}
     networks = {
-        name: load(name, None if saved else "random", None, device, architecture if saved else None)
-        for name, saved in folders.items()
+        name: load(name, None, None, device, architecture) if is_saved(name) else build(name, "random", None, device)
+        for name in models
     }
     first = networks[models[0]]
     shapes = {name: input_shape(network, sequence_length) for name, network in networks.items()}
     if others := [name for name in shapes if shapes[name] != shapes[models[0]]]:
         both = f"{others[0]} reads inputs {list(shapes[others[0]])}, and {models[0]} {list(shapes[models[0]])}"
         raise ValueError(f"{both}: time networks of other inputs in another run")
-    shape = meta_input(first, shapes[models[0]]).shape[1:]
-    batch = noise(first, (batch_size, *shape), next(first.parameters()).device)
+    batch = batch_of(first, shapes[models[0]], batch_size)
     calibration = data_of(first, data, num_workers=0).calibration(first) if data else None
     timing = TimingPolicy(num_turns=turns)
     speeds = facts.benchmark(networks, batch, runtimes=runtime, int8=calibration, timing=timing)
@@ -232,10 +209,9 @@ def benchmark(
     }
     table = [asdict(each) | {"speed_up": each.throughput / speeds[0].throughput} | conditions for each in speeds]
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
-    formats = {"throughput": "{:.4g}", "spread": "{:.0%}", "ms": "{:.4g} ms", "speed_up": "{:.2f}"}
-    timed = [row | {"ms": 1000 * row["latency"]} for row in table]
     rows = [
-        [row["network"], row["runtime"], *(text.format(row[name]) for name, text in formats.items())] for row in timed
+        (network, runtime, f"{throughput:.4g}", f"{spread:.0%}", f"{1000 * latency:.4g} ms", f"{speed_up:.2f}")
+        for network, runtime, throughput, spread, latency, speed_up, *_ in map(dict.values, table)
     ]
     print(tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
     where = "\non {device}, {threads} threads; medians of {turns} turns, spread: interquartile range"

@@ -11,10 +11,12 @@ from typing import Any
 
 import timm
 import torch
+from tabulate import tabulate
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
+from facts.cost.count import meta_input
 from facts.finetuning.recovery import HALVES
 from facts.models import CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel, TorchvisionModel
 from facts.models.builders import classifiers
@@ -29,7 +31,7 @@ from facts.models.weights import PUBLISHED, fetch, read_checkpoint
 from facts.modules.networks import is_encoder, noise, reads_tokens, run
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
-from facts.saving.manifest import MANIFEST
+from facts.saving.manifest import MANIFEST, Metrics
 from facts.tasks.base import pass_over
 from facts.tasks.classification.base import are_right, data_config, evaluate_features, num_classes
 from facts.tasks.classification.images import ImageFolder
@@ -45,11 +47,16 @@ log = logging.getLogger(__name__)
 CONFIGURATION = "config.json"
 
 
+def is_saved(name: str) -> bool:
+    """Whether a name is that of a folder that `facts compress` wrote."""
+    return (Path(name) / MANIFEST).is_file()
+
+
 def load(
     name: str, weights: str | None, num_classes: int | None, device: str | None, architecture: str | None
 ) -> nn.Module:
     """`build` a network, or load a folder that `facts compress` wrote, on a network that `architecture` makes."""
-    if not (Path(name) / MANIFEST).is_file():
+    if not is_saved(name):
         if architecture:
             raise ValueError(f"--architecture is for a folder with a compressed network, and {name} is not one")
         return build(name, weights, num_classes, device)
@@ -120,7 +127,7 @@ def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple
     shape = data_config(network)["input_size"]
     try:
         with torch.no_grad():
-            run(network, noise(network, (1, *shape), next(network.parameters()).device))
+            run(network, batch_of(network, shape, 1))
     except Exception as error:  # networks may raise anything
         first, *_ = str(error).splitlines() or [repr(error)]
         raise ValueError(
@@ -130,8 +137,13 @@ def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple
     return shape
 
 
+def batch_of(network: nn.Module, shape: tuple[int, ...], size: int) -> Tensor:
+    """Make a meaningless batch of inputs, given the `input_shape`."""
+    return noise(network, (size, *meta_input(network, shape).shape[1:]), next(network.parameters()).device)
+
+
 def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
-    if (Path(name) / MANIFEST).is_file():
+    if is_saved(name):
         raise ValueError(f"{name} is compressed already: name the network it was made from, and a smaller budget")
     chosen = weights or "pretrained"
     arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
@@ -139,7 +151,10 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         if name.startswith(prefix):
             tag = name.removeprefix(prefix)
             if not is_known(tag):
-                raise ValueError(f"there is no network {name!r}: {_meant(tag.partition('.')[0], names())}")
+                begun = tag.partition(".")[0]
+                near = [each for each in names() if each.startswith(begun)][:3] or get_close_matches(begun, names())
+                meant = f"is it {' or '.join(near)}?" if near else "`facts list models` lists them"
+                raise ValueError(f"there is no network {name!r}: {meant}")
             if num_classes == 0 and recipe is not TimmModel:
                 raise ValueError(f"--num-classes 0, no classifier, is for networks of timm, not for {name}")
             return recipe(tag=tag, weights=chosen, arguments=arguments)
@@ -156,9 +171,9 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         except ValueError as error:
             raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
         return _of_transformers(configuration, name, configuration=configuration, weights=weights or str(own))
-    meant = [f"{prefix}{name}" for prefix, (_, is_known, _) in NAMED.items() if is_known(name)]
-    if meant or REPOSITORY.fullmatch(name):
-        raise ValueError(f"there is no network {name!r}: is it {' or '.join(meant or [TRANSFORMERS + name])}?")
+    known = [f"{prefix}{name}" for prefix, (_, is_known, _) in NAMED.items() if is_known(name)]
+    if known or REPOSITORY.fullmatch(name):
+        raise ValueError(f"there is no network {name!r}: is it {' or '.join(known or [TRANSFORMERS + name])}?")
     raise ValueError(
         f"there is no network {name!r}: name one as {TIMM}NAME, {TORCHVISION}NAME or {TRANSFORMERS}OWNER/NAME, or "
         f"give a folder with the {CONFIGURATION} of transformers; `facts evaluate` also takes one of `facts compress`"
@@ -187,12 +202,6 @@ def _kind(configuration: dict, name: str) -> type[TransformersModel]:
         f"{name} is a transformers {kind!r}, neither a language model (AutoModelForCausalLM) nor an image "
         "classifier (AutoModelForImageClassification) or encoder (AutoModel of images alone)"
     )
-
-
-def _meant(tag: str, names: list[str]) -> str:
-    """Suggest names that begin with the given one, or are close to it."""
-    near = [name for name in names if name.startswith(tag)][:3] or get_close_matches(tag, names)
-    return f"is it {' or '.join(near)}?" if near else "`facts list models` lists them"
 
 
 def _device(name: str | None) -> torch.device:
@@ -323,3 +332,14 @@ def measured(
         if len(samples) > 1:
             found[f"{name}_standard_error"] = scale * samples.std().item() / len(samples) ** 0.5
     return found | {"num_samples": len(samples)}
+
+
+def compared(task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype) -> Metrics:
+    """Measure both networks, print a table, and return the metrics of each."""
+    networks = original, result.model
+    before, after = (measured(task, each, original, precision, result.held_out) for each in networks)
+    count = f"{before.pop('num_samples'):,} samples"
+    metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
+    rows = [(name, *both.values()) for name, both in metrics.items()]
+    print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
+    return metrics

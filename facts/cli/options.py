@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,13 +33,24 @@ def networks_after(incomplete: str) -> list[str]:
     """Complete a network's name from the names in timm, published weights included, and torchvision."""
     if not incomplete.startswith((TIMM, TORCHVISION)):
         return [kind for kind in (TIMM, TORCHVISION, TRANSFORMERS) if kind.startswith(incomplete)]
+    known = [full for name, tags in models().items() for full in (name, *(f"{name}.{tag}" for tag in tags))]
+    return sorted(name for name in known if name.startswith(incomplete))
+
+
+def models(part: str = "") -> dict[str, list[str]]:
+    """Names of networks that contain `part`, and the tags of timm's published weights for each, the default first."""
     import timm
 
     from facts.models.builders import classifiers
 
-    known = {f"{TIMM}{tag}" for tag in (*timm.list_models(), *timm.list_pretrained())}
-    known |= {f"{TORCHVISION}{name}" for name in classifiers()}
-    return sorted(name for name in known if name.startswith(incomplete))
+    found: dict[str, list[str]] = {name: [] for name in timm.list_models(f"*{part.removeprefix(TIMM)}*")}
+    for full in timm.list_pretrained():
+        name, _, tag = full.partition(".")
+        if name in found:
+            is_default = tag == timm.models.get_pretrained_cfg_value(name, "tag")
+            found[name].insert(0 if is_default else len(found[name]), tag)
+    others = matching(classifiers(), f"*{part.removeprefix(TORCHVISION)}*")
+    return {f"{TIMM}{name}": tags for name, tags in found.items()} | {f"{TORCHVISION}{name}": [] for name in others}
 
 
 def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
@@ -78,9 +90,19 @@ def at_home(value: Any) -> Any:
     return value and type(value)(os.path.expanduser(value))
 
 
+def argument(metavar: str, help: str, **settings: Any) -> Any:
+    """An argument that names networks, files or folders."""
+    return typer.Argument(metavar=metavar, help=help, callback=at_home, **settings)
+
+
 def option(panel: str | None, help: str, *names: str, **settings: Any) -> Any:
     """An option in a panel of the help."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
+
+
+def place(panel: str | None, help: str, metavar: str) -> Any:
+    """An option for a file or folder."""
+    return option(panel, help, metavar=metavar, callback=at_home)
 
 
 def method(choices: Mapping[str, str], text: str) -> Any:
@@ -100,12 +122,11 @@ BUDGET = "Budget: half of the compressed parts' FLOPs by default; several budget
 
 Model = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="[bold]timm/NAME[/], [bold]torchvision/NAME[/], [bold]transformers/OWNER/NAME[/], or a folder with a "
+    argument(
+        "MODEL",
+        "[bold]timm/NAME[/], [bold]torchvision/NAME[/], [bold]transformers/OWNER/NAME[/], or a folder with a "
         "transformers network: a language model, an image classifier or encoder.",
         autocompletion=networks_after,
-        callback=at_home,
     ),
 ]
 Ratio = Annotated[
@@ -131,18 +152,8 @@ Architecture = Annotated[
     option(None, "Function that builds the dense network of your own class.", metavar="PACKAGE.MODULE:FUNCTION"),
 ]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
-Folder = Annotated[
-    str,
-    typer.Argument(
-        metavar="FOLDER",
-        help="The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.",
-        callback=at_home,
-    ),
-]
-Out = Annotated[
-    Path,
-    typer.Option(metavar="FOLDER", help="A new or empty folder, or one with an older result.", callback=at_home),
-]
+Folder = Annotated[str, argument("FOLDER", "The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.")]
+Out = Annotated[Path, place(None, "A new or empty folder, or one with an older result.", "FOLDER")]
 
 Images = Annotated[
     str,
@@ -183,13 +194,7 @@ DType = Annotated[
     option(MACHINE, "Type of the weights in the file; default: that of the checkpoint."),
 ]
 Cache = Annotated[
-    Path | None,
-    option(
-        MACHINE,
-        "Folder for gigabytes of intermediate results, which speed up the next run.",
-        metavar="FOLDER",
-        callback=at_home,
-    ),
+    Path | None, place(MACHINE, "Folder for gigabytes of intermediate results, which speed up the next run.", "FOLDER")
 ]
 Moments = Annotated[
     Literal["auto", "device", "host"],

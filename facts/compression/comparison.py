@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from facts.calibration.calibration import Calibration
-from facts.calibration.distance import Distance, distance
+from facts.calibration.outputs import Distance, distance
 from facts.cost.count import Size
 from facts.cost.timing import batch_seconds
 from facts.modules.linear_calls import copy_with, stand_in

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch, division
-from facts.calibration.distance import Distance, distance
-from facts.calibration.outputs import default_error, refuse_unfit_network
+from facts.calibration.outputs import Distance, default_error, distance, refuse_unfit_network
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with, unwrapped

@@ -116,11 +116,11 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     content = Elastic.read(folder)
     problem = _problem(dense, folder, content)
     calibration = problem.calibration
-    if budget.bounds_latency and content.input_shape is None:
-        raise ValueError(
-            "latency is measured on one input tensor, whose shape is not known here: bound flops or params"
-        )
     if budget.bounds_latency:
+        if content.input_shape is None:
+            raise ValueError(
+                "latency is measured on one input tensor, whose shape is not known here: bound flops or params"
+            )
         calibration = replace(calibration, first_inputs=torch.zeros_like(calibration.example, device=problem.device))
     table = calibration.latency_table(NUM_TURNS)
     problem = replace(problem, bounds=budget.bounds(calibration, table), latency=table)

@@ -74,15 +74,14 @@ def load_compressed(
             sketch = build_recipe(recipe)
     else:
         sketch = skeleton(model)
-    planned = emptied(sketch, manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described)
-    refuse_misfits(misfits(planned, tensors), sketch, weights)
+    planned = manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described
+    refuse_misfits(misfits(emptied(sketch, *planned), tensors), sketch, weights)
     refuse_large_buffers(sketch, weights.stat().st_size)
     if sha256(weights) != manifest.fingerprint:
         raise ValueError(
             f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
         )
-    model = build_recipe(recipe) if model is None else model
-    model = emptied(model, manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described)
+    model = emptied(build_recipe(recipe) if model is None else model, *planned)
     convert(model, tensors, manifest.buffers)
     # Parts of a larger tensor, as in PyTorch's attention, and expanded ones cannot be written one by one.
     own = {id(each): each for each in tensors_of(model).values() if type(each.data) is Tensor}.values()

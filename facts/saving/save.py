@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 CARD = "README.md"
 MARK = b"\n<!-- Saving again renews this page, unless it has been edited. "
-SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
 
 
 def save_compressed(

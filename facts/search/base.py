@@ -15,9 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from facts.calibration.calibration import Calibration
+from facts.calibration.calibration import Calibration, file_name
 from facts.calibration.data import Batch
-from facts.calibration.decompositions import file_name
 from facts.cost.count import CostName
 from facts.cost.timing import LatencyTable
 from facts.decomposition.truncation import Decomposition

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from facts.calibration.data import Batch, FirstSamples
-from facts.calibration.distance import distance
+from facts.calibration.outputs import distance
 from facts.parts import Part
 from facts.parts.base import Plan
 from facts.search.allocation import Allocation, allocate

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from facts.calibration.data import as_batches, divide, num_held_out
-from facts.calibration.distance import distance
+from facts.calibration.outputs import distance
 from facts.moments.losses import kl_divergence, squared_error
 from tests.networks import image_batches, make_model, same_weights
 

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.calibration import Calibration
-from facts.calibration.decompositions import decompose_layers
+from facts.calibration.calibration import Calibration, decompose_layers
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS
