@@ -37,7 +37,9 @@ MODULES = {
     "pruning": ("torch_pruning",),
 }
 TASKS = {"mmdet": "coco", "mmseg": "ade20k"}  # by the toolbox of a network
-OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
+EXTRAS = {"token_coupling": "analysis", "isomorphic": "pruning"}  # by the analysis, the pruning or the task
+EXTRAS |= {"coco": "detection", "ade20k": "detection", "language": "llm"}
+APART = ("analysis", "estimator", "experiment", "finetuning", "pruning", "search")  # groups that set no other's fields
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
 
@@ -94,14 +96,15 @@ class Tracking:
 class Experiment:
     """A table or a figure: rows and columns of overrides, and how to show them. Or a collection of `experiments`.
 
-    With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure.
-    The overrides in `mini` apply only to that profile, after the columns'. `photos` holds the fields that differ in
-    that profile: an experiment without it is not for that profile, one with all its columns there is only for it. An
+    With `metrics` it has a table; with `figure`, one of `DRAWINGS` in `experiments/output/results.py`, a figure. The
+    overrides in `mini` apply only to that profile, after the columns'. `photos` holds the fields that differ in that
+    profile: an experiment without it is not for that profile, one with all its columns there is only for it. An
     ablation has a row for each of the `axis_values` of its `axis`, a field or a list of fields; `option` is its file if
     the command line names it. `seeds` is the number of draws of the calibration sample, the search sample and sampled
-    labels behind each value in mini; elsewhere it is one, unless the command line says otherwise. `properties` are
-    attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of other devices
-    follow. `not_applicable` holds, by row and column, the reasons why cells are left out.
+    labels behind each value, unless the profile or the command line says otherwise. `properties` are attributes of the
+    estimators, with their titles, that the table shows. With `by_device`, rows of other devices follow.
+    `not_applicable` holds, by row and column, the reasons why cells are left out. A collection with `tasks` has only
+    the experiments of these tasks.
     """
 
     name: str = MISSING
@@ -115,6 +118,7 @@ class Experiment:
     metrics: dict[str, str] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     experiments: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
     ranked_by: str = ""
     by_device: bool = False
     overrides: list[str] = field(default_factory=list)
@@ -130,7 +134,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `workers` and the keys of conf/reproduce.yaml are for whole tables."""
+    """A cell; `workers`, `seeds` and the keys of conf/reproduce.yaml are for whole tables."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
@@ -188,11 +192,17 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def composed(*overrides: str) -> DictConfig:
-    """Compose a cell as Hydra does: it reads the chosen files, which takes a tenth of a second, then sets values."""
+    """Compose a cell as Hydra does, but each choice once, which takes a tenth of a second; then set values."""
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides([*overrides])
     values = [each for each in parsed if each.type == OverrideType.CHANGE and not _is_choice(loader, each)]
-    config = copy.deepcopy(_chosen(loader, *(str(each.input_line) for each in parsed if each not in values)))
+    choices = [(str(each.input_line), each.get_key_element()) for each in parsed if each not in values]
+    added_to = {each.key_or_group.partition(".")[0] for each in parsed if each.type != OverrideType.CHANGE}
+    apart = {*APART} - added_to
+    config = copy.deepcopy(_chosen(loader, *(line for line, group in choices if group not in apart)))
+    for line, group in choices:
+        if group in apart:
+            config[group] = _chosen(loader, line)[group]
     for override in values:
         try:
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)

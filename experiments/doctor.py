@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from experiments.cell import results_folder
-from experiments.config import CONF, OF_TASKS, TASKS, how_to_install, instantiate, missing_packages
+from experiments.config import CONF, EXTRAS, TASKS, how_to_install, instantiate, missing_packages
 from experiments.grid import GridCell, by_data, chosen_experiments, samples_of
 from experiments.plan import needs_of
 from experiments.record import PACKAGES
@@ -65,35 +65,32 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
     cells, seen = [], set[str]()
     for cell in grid:  # composed now, if `grid` is lazy
         cells.append(cell)
-        yield from needed_by(cell.known_config, seen)
+        for what, look, advice in needed_by(cell.known_config):
+            if what not in seen:
+                yield check(what, look, advice)
+                seen.add(what)
     columns = [[cell.known_config for cell in column] for column in by_data(cells)]
-    columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
+    columns = [column for column in columns if not missing_packages(EXTRAS.get(column[0].task.name))]
     on_device, on_disk = needs_of(columns)
     yield memory(on_gpu and torch.cuda.is_available(), on_device, config.profile.name)
     yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
 
 
-def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
-    """Check what a cell needs, unless an earlier cell needed it too (`seen`)."""
+def needed_by(config: DictConfig) -> Iterator[tuple[str, Callable[[], str], str]]:
+    """Name what a cell needs, each with how to look for it, and advice."""
+    on_gpu = config.hardware.device.startswith("cuda")
     for extra in extras_of(config):
-        if (what := f"packages of the extra {extra}") not in seen:
-            on_gpu = config.hardware.device.startswith("cuda")
-            yield check(what, partial(installed, extra, on_gpu), how_to_install(extra))
-            seen.add(what)
-    if missing_packages(OF_TASKS.get(config.task.name)):
+        yield f"packages of the extra {extra}", partial(installed, extra, on_gpu), how_to_install(extra)
+    if missing_packages(EXTRAS.get(config.task.name)):
         return
     profile, name = config.profile.name, config.model.name
     for task in (config.task, *([config.stages.task] if config.stages else [])):
-        if (what := f"data of {task.name}") not in seen:
-            yield check(what, instantiate(task[profile]).inspect, "see docs/reproducing.md, At full scale")
-            seen.add(what)
-    if (what := f"weights of {name}") not in seen:
-        recipe = instantiate(config.model[profile])
-        advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
-        yield check(what, partial(weights, recipe), advice + sources(name, recipe))
-        if isinstance(recipe, OpenMMLabModel) and recipe.classifier:
-            yield check(f"weights of {name}'s classifier", partial(weights, recipe.classifier), advice)
-        seen.add(what)
+        yield f"data of {task.name}", instantiate(task[profile]).inspect, "see docs/reproducing.md, At full scale"
+    recipe = instantiate(config.model[profile])
+    advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
+    yield f"weights of {name}", partial(weights, recipe), advice + sources(name, recipe)
+    if isinstance(recipe, OpenMMLabModel) and recipe.classifier:
+        yield f"weights of {name}'s classifier", partial(weights, recipe.classifier), advice
 
 
 def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
@@ -106,12 +103,8 @@ def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
 
 def extras_of(config: DictConfig) -> list[str]:
     """The optional packages that a cell needs."""
-    needs = {
-        "analysis": config.analysis and config.analysis.name == "token_coupling",
-        "pruning": config.pruning and config.pruning.name == "isomorphic",
-        OF_TASKS.get(config.task.name, ""): config.task.name in OF_TASKS,
-    }
-    return [extra for extra, needed in needs.items() if needed]
+    chosen = (config[group].name for group in ("analysis", "pruning", "task") if config[group])
+    return [EXTRAS[name] for name in chosen if name in EXTRAS]
 
 
 def installed(extra: str, on_gpu: bool) -> str:

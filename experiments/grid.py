@@ -15,7 +15,6 @@ from itertools import chain, product
 from typing import Any, Literal
 from zlib import crc32
 
-import hydra
 import pandas as pd
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.cell import PROFILES, Cell
 from experiments.config import (
-    OF_TASKS,
+    EXTRAS,
     Experiment,
     compose,
     given_overrides,
@@ -35,13 +34,11 @@ from experiments.config import (
     read_experiment,
 )
 from experiments.record import COSTS, METRICS, Record
-from facts.estimators import Estimator
 
 log = logging.getLogger(__name__)
 
 MAIN = "main"  # the collection that runs by default
-NETWORK = ("model", "stages")  # stages name files by the model
-METHOD = ("estimator", "search", "analysis", "pruning", "finetuning")
+CHOICES = ("model", "stages", "estimator", "search", "analysis", "pruning", "finetuning")  # of network and method
 EXPERIMENT = TypeAdapter(Experiment)
 # Keys that concern a whole run: they cannot be an axis and do not enter an ablation's name.
 OF_RUN = {"axis", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
@@ -78,11 +75,6 @@ class GridCell:
         parts = (config[group][config.profile.name] for group in ("model", "task"))
         layers = list(config.excluded_names)
         return json.dumps([*(OmegaConf.to_container(part, resolve=True) for part in parts), layers, config.labels])
-
-    @property
-    def estimator(self) -> type[Estimator] | None:
-        target = self.config and self.config.estimator["_target_"]
-        return hydra.utils.get_class(target) if target else None
 
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
@@ -126,34 +118,22 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
 
 
 def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
-    """Make a cell for each choice of network, task and method: enough to see what a run needs.
-
-    Composing takes a tenth of a second, so each choice is composed once, and the other cells are assembled from those.
-    """
-    composed: dict[tuple, DictConfig] = {}
+    """Make a cell for each choice of network, task and method: enough to see what a run needs."""
+    seen = set()
     for experiment in experiments:
         for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):
-            given = [(re.split("[.=]", override)[0], override) for override in (*experiment.overrides, *shared, *own)]
-            network = experiment.task, *(each for group, each in given if group in NETWORK)
-            method = {part: (part, *(each for group, each in given if group == part)) for part in METHOD}
-            kind = network, *method.values()
-            if kind in composed or column in experiment.not_applicable.get(row, {}):
-                continue
-            if composed.keys() >= set(kind):
-                config = copy.deepcopy(composed[network])
-                config.update({part: composed[choice][part] for part, choice in method.items()})
-                cell = GridCell(experiment.name, row, column, config)
-            else:
-                cell = cell_of(experiment, row, column)
-            composed = dict.fromkeys([kind, *kind], cell.known_config) | composed
-            yield cell
+            given = (*experiment.overrides, *shared, *own)
+            kind = experiment.task, *(override for override in given if re.split("[.=]", override)[0] in CHOICES)
+            if kind not in seen and column not in experiment.not_applicable.get(row, {}):
+                seen.add(kind)
+                yield cell_of(experiment, row, column)
 
 
 def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
-    """Yield the experiments of `experiment=`, each with `seeds=` draws if that is given."""
+    """Yield the experiments of `experiment=`, each with `seeds` draws if the command line or the profile says so."""
     for experiment in named_experiments(config):
-        own = experiment.seeds if config.profile.name == "mini" else 1
-        experiment.seeds = own if config.seeds is None else config.seeds
+        if config.seeds is not None:
+            experiment.seeds = config.seeds
         if experiment.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {experiment.seeds}")
         yield experiment
@@ -177,7 +157,8 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
     elif config.experiment.name == "all":
         yield from possible(every_experiment())
     elif (experiment := checked(config.experiment, str(names[0]))).experiments:
-        yield from possible(map(experiment_of, filter(is_named_for_profile, experiment.experiments)))
+        members = (experiment_of(name) for name in experiment.experiments if is_for_profile(read_experiment(name)))
+        yield from possible(each for each in members if not experiment.tasks or each.task in experiment.tasks)
     else:
         yield experiment
 
@@ -189,16 +170,12 @@ def every_experiment() -> list[Experiment]:
     for name in options:
         if name not in ("ablation", "all") and not name.startswith("_"):
             try:
-                if is_named_for_profile(name):
+                if is_for_profile(read_experiment(name)):
                     own[name] = experiment_of(name)
             except Exception as error:  # one broken file must not keep the others out of the report
                 log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
     names = dict.fromkeys([*own[MAIN].experiments, *own])
     return [own[name] for name in names if name in own and not own[name].experiments]
-
-
-def is_named_for_profile(name: str) -> bool:
-    return is_for_profile(read_experiment(name))
 
 
 def experiment_of(name: str) -> Experiment:
@@ -237,7 +214,7 @@ def possible(experiments: Iterable[Experiment]) -> list[Experiment]:
     """Keep the experiments whose packages are installed; log the missing packages of the others."""
     able = []
     for experiment in experiments:
-        if packages := missing_packages(OF_TASKS.get(experiment.task)):
+        if packages := missing_packages(EXTRAS.get(experiment.task)):
             log.warning(
                 "%s is left out, since %s are missing: make reproduce-all", experiment.name, ", ".join(packages)
             )
@@ -327,7 +304,9 @@ def ablation_of(config: DictConfig) -> Experiment:
         raise ValueError(f"experiment.name={experiment.name} is another table, which this one would overwrite")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)
-    experiment.title = experiment.title or f"Ablation of {', '.join(fields)}{at_ratios(fields, columns)}"
+    ratios = by_column({title: f"{100 * config.ratio:g} %" for title, config in columns.items()}, " and ")
+    at_ratios = "" if "ratio" in fields else f", at {ratios}"
+    experiment.title = experiment.title or f"Ablation of {', '.join(fields)}{at_ratios}"
     defaults = ", ".join(f"{field}={default_of(field, columns)}" for field in fields)
     made = [f"Made with {' '.join(choices)}."] if choices else []
     experiment.notes = [*experiment.notes, f"Default: {defaults}.", *made]
@@ -359,18 +338,14 @@ def name_of(parts: list[str]) -> str:
     return name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}_{crc32(line.encode()):08x}"
 
 
-def at_ratios(fields: list[str], columns: dict[str, DictConfig]) -> str:
-    """Write the columns' ratios as the end of a title; nothing if the ratio is an axis."""
-    shares = {title: f"{100 * config.ratio:g} %" for title, config in columns.items()}
-    if len({*shares.values()}) > 1:
-        shares = {title: f"{share} ({title})" for title, share in shares.items()}
-    return "" if "ratio" in fields else f", at {' and '.join(dict.fromkeys(shares.values()))}"
-
-
 def default_of(field: str, columns: dict[str, DictConfig]) -> str:
-    """Find a field's value without the ablation; list it by column if columns differ."""
+    """Find a field's value without the ablation, in each column."""
     choices = HydraConfig.get().runtime.choices
     values = {title: choices.get(field, plain(OmegaConf.select(config, field))) for title, config in columns.items()}
-    if len({*map(label_of, values.values())}) == 1:
-        return label_of(values.popitem()[1])
-    return " or ".join(f"{label_of(value)} ({title})" for title, value in values.items())
+    return by_column({title: label_of(value) for title, value in values.items()}, " or ")
+
+
+def by_column(values: dict[str, str], joint: str) -> str:
+    """Write the value that all columns have, or each with its column."""
+    common = {*values.values()}
+    return common.pop() if len(common) == 1 else joint.join(f"{value} ({title})" for title, value in values.items())

@@ -3,16 +3,14 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -28,7 +26,7 @@ from experiments.grid import GridCell, by_data
 from experiments.record import Record, published_records, read_records
 from facts.cost.count import count_params, meta_input
 from facts.cost.probe import Probe
-from facts.modules.networks import frozen, run
+from facts.modules.networks import frozen, hooked, run
 from facts.moments.collect import MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.tasks.base import Task
@@ -71,7 +69,7 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
 
 def show_sweep(overrides: list[str], console: Console) -> None:
     """Print the runs of a sweep by what varies, each with its metrics, and the folder of their records."""
-    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), None)
+    jobs = jobs_of(overrides)
     cells = [Cell.of(composed(*job, "hardware.device=cpu")) for job in jobs]  # here may be no GPU
     known = {folder: latest_records(folder) for folder in dict.fromkeys(cell.records for cell in cells)}
     records = [recorded(cell, known[cell.records]) for cell in cells]
@@ -83,6 +81,17 @@ def show_sweep(overrides: list[str], console: Console) -> None:
         table.add_row(" ".join(own), *(values.get(metric, "") for metric in metrics))
     console.print(table)
     console.print(f"Records: {', '.join(map(str, known))}")
+
+
+def jobs_of(overrides: list[str]) -> list[tuple[str, ...]]:
+    """List the overrides of each job of a sweep."""
+    choices = (
+        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [str(each.input_line)]
+        for each in OverridesParser.create().parse_overrides(overrides)
+    )
+    return list(product(*choices))
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
@@ -204,10 +213,9 @@ def kept_bytes(model: nn.Module, layers: Iterable[nn.Linear], inputs: Tensor, bl
         outside, *within = (sum(storage.nbytes() for storage in storages.values()) for storages in kept)
         return outside + max(within, default=0)
 
-    with ExitStack() as hooks, frozen(model), saved_tensors_hooks(keep, lambda tensor: tensor):
+    blocks = list(blocks)
+    in_blocks = hooked(after=[(block, leave) for block in blocks], before=[(block, enter) for block in blocks])
+    with in_blocks, frozen(model), saved_tensors_hooks(keep, lambda tensor: tensor):
         for layer in layers:
             layer.weight.requires_grad_(True)  # so that autograd keeps the inputs
-        for block in blocks:
-            hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            hooks.callback(block.register_forward_hook(leave).remove)
         return bytes_of(torch.cat([inputs] * 2)) - bytes_of(inputs)  # subtracts the weights, which autograd keeps too

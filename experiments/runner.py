@@ -1,16 +1,22 @@
-"""Runs of cells: each runs once, under a lock, and leaves a record of its results."""
+"""Runs of cells: each runs once, under a lock, and leaves a record of its results.
+
+Cells run side by side on a machine, but one that measures time runs on its own.
+"""
 
 import copy
 import json
 import logging
 import os
+import platform
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import ReadWriteLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -19,17 +25,18 @@ from torch import nn
 
 from experiments.cell import Cell
 from experiments.config import refuse_hidden_files
-from experiments.machine_lock import alone
 from experiments.methods import Product
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, flat, packed, write_record
 from facts.analysis.base import Subject
 from facts.calibration.data import division
 from facts.finetuning import Recovery, finetune
-from facts.utils.files import locked, replacing
+from facts.utils.files import locked, replacing, writable_folder
 from facts.utils.progress import report, reporting_to, timed
 
 log = logging.getLogger(__name__)
+
+_shared: ReadWriteLock | None = None
 
 
 @contextmanager
@@ -114,6 +121,35 @@ def attempt(cell: Cell, number: int) -> Record:
         save_images(cell)
         track(lambda run: log_record(run, record))
     return record
+
+
+@contextmanager
+def beside_others(folder: Path) -> Iterator[None]:
+    """Run the block alongside this machine's other processes, but not during their measurements."""
+    global _shared
+    _shared = ReadWriteLock(writable_folder(folder / "locks") / f"{platform.node()}.db")
+    try:
+        with _shared.read_lock():
+            yield
+    finally:
+        _shared = None
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Run part of a `beside_others` block while no other process is in its own; outside one or nested, do not wait."""
+    global _shared
+    if _shared is None:
+        yield
+        return
+    lock, _shared = _shared, None
+    lock.release()
+    try:
+        with lock.write_lock():
+            yield
+    finally:
+        lock.acquire_read()
+        _shared = lock
 
 
 def measure(cell: Cell) -> dict[str, Any]:

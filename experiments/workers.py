@@ -19,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cell import results_folder
 from experiments.config import Experiment
 from experiments.grid import GridCell, by_data, grid_of
-from experiments.machine_lock import alone, beside_others
-from experiments.runner import collect_moments, open_cell, run_cell
+from experiments.runner import alone, beside_others, collect_moments, open_cell, run_cell
 from facts.utils.files import HeldElsewhere
 from facts.utils.progress import hide_displays
 

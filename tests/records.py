@@ -10,7 +10,7 @@ import torch
 from experiments import paper
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.figures import draw_figure
+from experiments.output.results import draw_figure
 from experiments.output.tables import entries_of, write_tables
 from experiments.record import Record, flat, packed, write_record
 from facts.cost.count import Cost
@@ -115,6 +115,6 @@ def write_results(folder: Path) -> list[Experiment]:
         if experiment.name in RATIOS:
             write_paper(folder / "paper" / f"{experiment.name}.csv", {row: top1 - 5 for row, top1 in TOP1.items()})
         with patch.object(paper, "FOLDER", folder / "paper"):
-            write_tables(experiment, entries_of(experiment, places, comparable=False), folder / "tables", {})
+            write_tables(experiment, entries_of(experiment, places, comparable=False), folder / "tables")
     draw_figure(ABLATION, places, folder / "figures")
     return EXPERIMENTS

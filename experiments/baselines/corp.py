@@ -29,7 +29,7 @@ from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.utils.options import Positive, options
 
 Values = Callable[[Tensor], Tensor]
-Hook = Callable[[Any, nn.Module], tuple[nn.Module, Values]]
+CUT = (ScoreUnit, HiddenUnit)  # kinds
 
 
 @options
@@ -52,7 +52,7 @@ class CORPSearch(Search):
     def plan(self, problem: AllocationProblem) -> Plan:
         def keeping(thousandths: int) -> Plan:
             ranks = {name: problem.rank_of_ratio(name, thousandths / 1000) for name in problem.parts}
-            return {name: rank if type(problem.parts[name]) in self.hooks() else None for name, rank in ranks.items()}
+            return {name: rank if isinstance(problem.parts[name], CUT) else None for name, rank in ranks.items()}
 
         most = bisect_left(range(1, 1001), True, key=lambda thousandths: not problem.fits(keeping(thousandths)))
         if not most:
@@ -84,27 +84,22 @@ class CORPSearch(Search):
         sums: dict[str, Tensor] = {}
         hooks = {}
 
-        def add(owner: str, values: Callable[[Tensor], Tensor], module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        def add(owner: str, values: Values, module: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
             sums[owner] += values(inputs[0].flatten(0, -2)).sum(dim=0)
 
         for unit in units:
-            module, values = self.hooks()[type(unit)](unit, problem.model)
+            module, values = self.watched(unit, problem.model)
             hooks[module] = partial(add, unit.owner, values)
             sums[unit.owner] = torch.zeros(len(unit.linears), unit.largest, dtype=torch.float64, device=problem.device)
         run_with_hooks(problem, hooks)
         return {call: each for unit in units for call, each in zip(unit.linears, sums[unit.owner], strict=True)}
 
-    def hooks(self) -> dict[type[Part], Hook]:
-        """For each kind of unit that is cut, the module to watch, and from its inputs the values to add up."""
-
-        def of_scores(unit: Any, model: nn.Module) -> tuple[nn.Module, Values]:
+    def watched(self, unit: Part, model: nn.Module) -> tuple[nn.Module, Values]:
+        """The module to watch for a unit that is cut, and from its inputs the values to add up."""
+        if isinstance(unit, ScoreUnit):
             module, heads = unit.heads(model)
             return module, partial(squared_products, heads)
-
-        return {
-            ScoreUnit: of_scores,
-            HiddenUnit: lambda unit, model: (model.get_submodule(unit.linears[0]), self.active_units),
-        }
+        return model.get_submodule(unit.linears[0]), self.active_units
 
     def active_units(self, x: Tensor) -> Tensor:
         return (x.abs() > self.active * x.square().mean().sqrt())[:, None]

@@ -6,7 +6,6 @@ Legend: C [n, n] is the second moment of a unit's inputs, S the selection of the
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import lift_spectrum
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.networks import evaluating, run
+from facts.modules.networks import evaluating, hooked, run
 from facts.moments import InputGram
 from facts.parts.attention import HeadsUnit, OutputUnit, ScoreUnit
 from facts.parts.base import Part
@@ -145,11 +144,7 @@ def block_influence(problem: AllocationProblem) -> dict[str, float]:
         after = outputs if isinstance(outputs, Tensor) else outputs[0]
         cosines[name].append(F.cosine_similarity(inputs[0], after, dim=-1).mean(dim=-1).flatten().cpu())
 
-    with ExitStack() as stack, torch.no_grad(), evaluating(problem.model):
-        for name in blocks:
-            stack.enter_context(problem.model.get_submodule(name).register_forward_hook(partial(note, name)))
-        for inputs, _ in problem.training_batches():
-            run(problem.model, to_device(inputs, problem.device))
+    run_with_hooks(problem, {problem.model.get_submodule(name): partial(note, name) for name in blocks})
     return {name: 1 - torch.cat(cosines[name]).mean().item() for name in blocks}
 
 
@@ -198,7 +193,7 @@ def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
     sizes = {owner: heads.queries.shape[-1] for owner, (_, heads) in projections.items()}
     sums = {owner: torch.zeros(size + 1, size, device=problem.device) for owner, size in sizes.items()}
 
-    def add(owner: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def add(owner: str, module: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
         x = inputs[0].flatten(0, -2).to(sums[owner])
         sums[owner][:-1].addmm_(x.T, x)
         sums[owner][-1] += len(x)
@@ -215,9 +210,7 @@ def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def run_with_hooks(problem: AllocationProblem, hooks: Mapping[nn.Module, Callable]) -> None:
-    """Run the network on the calibration data with a hook before each module."""
-    with ExitStack() as stack, evaluating(problem.model):
-        for module, hook in hooks.items():
-            stack.enter_context(module.register_forward_pre_hook(hook))
+    """Run the network on the calibration data with a hook after each module."""
+    with hooked(hooks.items()), evaluating(problem.model):
         for inputs, _ in problem.training_batches():
             run(problem.model, to_device(inputs, problem.device))

@@ -27,7 +27,7 @@ from torch import nn
 
 from experiments.config import CONF, TASKS, how_to_install, missing_packages
 from experiments.mini import CHECKPOINTS
-from experiments.mini.coloured import load_coloured
+from experiments.mini.coloured import ColouredDigits, load_coloured
 from experiments.mini.digits import Digits, move
 from experiments.mini.language import new_tokenizer
 from experiments.train_dense import from_classifier, write_weights
@@ -35,7 +35,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.models import CausalLM, OpenMMLabModel, Recipe
 from facts.models.from_transformers import write_processors
 from facts.tasks.base import Task
-from facts.tasks.classification.base import Batch, are_right, percentage
+from facts.tasks.classification.base import Batch
 from facts.tasks.language import Language
 
 FILES = [path for path in sorted((Path(CONF) / "model").glob("*.yaml")) if "mini" in OmegaConf.load(path)]
@@ -119,9 +119,8 @@ def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
 
 def top1_on_test(model: nn.Module) -> float:
     """Top-1 accuracy on test images, in percent."""
-    channels, _, side = model.pretrained_cfg["input_size"]
-    data = [load_coloured("test", side)] if channels == 3 else Digits().evaluation(model)
-    return percentage(are_right(model, data))
+    task = ColouredDigits() if model.pretrained_cfg["input_size"][0] == 3 else Digits()
+    return task.evaluate(model)["top1"]
 
 
 def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:

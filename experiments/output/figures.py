@@ -1,18 +1,16 @@
-"""Figures of an experiment, drawn from the records of its cells: PDF, PNG, and the plotted values as CSV.
+"""Figures of accuracy and speed: against a choice of a method, cost or time, ranked, and by device.
 
-Here are those of accuracy and speed: against a choice of a method, cost or time, ranked, and by device.
+Their style, and the parts that figures share, come first.
 """
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from itertools import cycle
-from pathlib import Path
+from math import nan
 from textwrap import fill
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,40 +18,30 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from experiments.config import Experiment
-from experiments.grid import GridCell
-from experiments.output.layer_figures import (
-    cross_moments,
-    fisher_prediction,
-    motivation,
-    sensitivity_interpolation,
-    token_couplings,
-)
-from experiments.output.style import (
-    BLACK,
-    BLUE,
-    CURVES,
-    GREEN,
-    GREY,
-    MARKERS,
-    ORANGE,
-    STYLE,
-    VERMILION,
-    WIDTH,
-    Drawing,
-    Records,
-    error_of,
-    metrics_of,
-    panels,
-    say,
-    share_legend,
-)
 from experiments.output.tables import flops_unit
 from experiments.paper import paper_values
-from experiments.record import Record, mean_ranks, unpacked
+from experiments.record import Record, mean_ranks, standard_error, unpacked
 from facts.cost.timing import Speed
-from facts.utils.files import replacing
 
-logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
+# Okabe and Ito's colours, which the colour-blind can distinguish.
+BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
+# Two more of theirs, then Tol's.
+FURTHER = ("#CC79A7", "#56B4E9", "#882255", "#999933", "#332288", "#7F4F24", "#44AA99", "#AA4499", "#117733", "#E3B7D0")
+CURVES = (BLUE, VERMILION, GREEN, ORANGE, *FURTHER)  # of methods, in order; black is the original's
+MARKERS = "osD^vPX"
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.grid": True,
+    "grid.alpha": 0.4,
+    "grid.linestyle": "--",
+    "lines.linewidth": 0.9,
+    "lines.markersize": 3,
+    "pdf.fonttype": 42,
+}
+WIDTH = 6.9  # inches: two columns of the paper
+
+Records = dict[tuple[str, str], Record | None]
+Drawing = Callable[[Experiment, Records], tuple[Figure, pd.DataFrame]]
 
 CHARACTERS_OF_LABEL = 10  # per line
 CHARACTERS_OF_DEVICE = 12  # the same
@@ -65,7 +53,6 @@ THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # e
 BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
 PIVOTED = ", pivoted"
 COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
-CHARACTERS_PER_INCH = 15  # of a title
 
 NUM_DRAWS = 1000
 INTERVAL = (2.5, 97.5)  # percentiles
@@ -83,6 +70,48 @@ BASES = {"two_of_four": "half"}  # of ratios, besides `dense`
 SPEED_COLUMNS = ["row", "column", "network", *(field.name for field in fields(Speed)), "ratio"]
 THROUGHPUT = "_throughput"  # the ending of metrics
 PUBLISHED = "///"  # hatching of the paper's bars
+
+
+def panels(
+    columns: int, height: float, rows: int = 1, width: float = WIDTH, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure with panels side by side; sizes are in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+
+
+def say(axes: Axes, what: str = "not measured") -> None:
+    """Write words in place of a plot."""
+    axes.text(0.5, 0.5, what, ha="center", transform=axes.transAxes)
+
+
+def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    """Join the plotted values into one table; empty if nothing was measured."""
+    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def metrics_of(records: Records, *metrics: str) -> pd.DataFrame:
+    """Collect metrics by row and column, and the last one's error, one line per record; NaN where it lacks one."""
+    known = {place: record for place, record in records.items() if record}
+    found = [
+        (*place, *(each.metrics.get(metric, nan) for metric in metrics), error_of(each, metrics[-1]))
+        for place, each in known.items()
+    ]
+    return pd.DataFrame(found, columns=["row", "column", *metrics, "standard_error"])
+
+
+def error_of(record: Record, metric: str) -> float:
+    """Compute the standard error of a metric that is a share of test samples; NaN for others."""
+    return standard_error(unpacked(record.outcomes[metric])) if metric in record.outcomes else nan
+
+
+def share_legend(figure: Figure, columns: int) -> None:
+    """Put one legend of all panels below them."""
+    handles = {
+        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
 def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -153,17 +182,12 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
 
 def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot top-1 against FLOPs, and against time where measured, with one curve per method and form."""
-    lines = [
-        (
-            row.removesuffix(PIVOTED),
-            *(record.config[key] for key in ("form", "ratio")),
-            *_costs(record.metrics),
-            error_of(record, "top1"),
-        )
-        for (row, _), record in records.items()
-        if record
-    ]
-    points = pd.DataFrame(lines, columns=["method", "form", "ratio", *COSTS, "top1", "standard_error"])
+    points = metrics_of(records, "gflops", "speedup", "top1")
+    points["method"] = points.row.str.removesuffix(PIVOTED)
+    points["time"] = 1 / points.speedup
+    for key in ("form", "ratio"):
+        points[key] = [record.config[key] for record in records.values() if record]
+    points = points[["method", "form", "ratio", *COSTS, "top1", "standard_error"]]
     unit, per_gflop = flops_unit(points.gflops.dropna())
     shown = points.assign(gflops=per_gflop * points.gflops)
     colors = dict(zip(points.method.unique(), cycle(CURVES), strict=False))
@@ -181,11 +205,6 @@ def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
     every[0].set_ylabel("top-1 [%] ± standard error")
     share_legend(figure, 3)
     return figure, points
-
-
-def _costs(metrics: dict[str, float]) -> list[float | None]:
-    speedup = metrics.get("speedup")
-    return [metrics.get("gflops"), speedup and 1 / speedup, metrics.get("top1")]
 
 
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -278,16 +297,14 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
         axes.set_xticks(range(len(groups)), [fill(row, CHARACTERS_OF_DEVICE) for row in groups], fontsize=6)
         set_height(axes, bars[bars.column == column].throughput.dropna())
     measured = bars.dropna(subset="throughput")
-    handles = [
-        Patch(color=color, label=label) for name, (label, color) in BARS.items() if name in set(measured.network)
-    ]
+    shown = (BARS[name] for name in BARS if name in set(measured.network))
+    handles = [Patch(color=color, label=label) for label, color in shown]
     if handles and None in records.values():
         handles.append(Patch(facecolor="white", edgecolor=BLACK, hatch=PUBLISHED, label="the paper's"))
     if handles:
         style = {"ncols": len(handles), "fontsize": 6, "frameon": False, "title_fontsize": 6}
-        title = (
-            "Lines: half the interquartile range to both sides. Numbers: times the original (2:4: in half precision)."
-        )
+        title = "Lines: half the interquartile range to both sides. "
+        title += "Numbers: times the original (2:4: in half precision)."
         figure.legend(handles=handles, loc="outside lower center", title=title, **style)
     return figure, measured
 
@@ -297,10 +314,8 @@ def _bars(experiment: Experiment, row: str, column: str, record: Record | None) 
     if record and "speeds" in record.analysis:
         speeds = record.analysis["speeds"]
     else:  # published, or from a record without the values of its analysis
-        paper = {
-            metric: value for (*place, metric), value in paper_values(experiment.name).items() if place == [row, column]
-        }
-        found = record.metrics if record else paper
+        published = paper_values(experiment.name).items()
+        found = record.metrics if record else {key[2]: value for key, value in published if key[:2] == (row, column)}
         speeds = {name: {"throughput": found[name + THROUGHPUT]} for name in BARS if name + THROUGHPUT in found}
     missing = record.analysis.get("missing", {}) if record else {}
     for name in BARS:
@@ -335,22 +350,3 @@ def set_height(axes: Axes, speeds: pd.Series) -> None:
     else:
         low, high = np.floor(np.log10(speeds.min())), np.ceil(np.log10(1.3 * speeds.max()))
         axes.set(yscale="log", ylim=(10**low, 10**high))
-
-
-OF_ACCURACY = (ablation, forms, ranking, steps, throughput)
-OF_LAYERS = (cross_moments, fisher_prediction, motivation, sensitivity_interpolation, token_couplings)
-DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_ACCURACY, *OF_LAYERS)}
-
-
-def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
-    """Draw the experiment's figure and return the PNG's path; missing measurements are marked in the figure."""
-    records = {(cell.row, cell.column): cell.record for cell in grid}
-    with matplotlib.rc_context(STYLE):
-        figure, values = DRAWINGS[experiment.figure](experiment, records)
-        figure.suptitle(fill(experiment.title, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize=9)
-        for suffix in ("pdf", "png"):
-            with replacing(folder / f"{experiment.name}.{suffix}") as path:
-                figure.savefig(path, format=suffix, dpi=200)
-    with replacing(folder / f"{experiment.name}.csv") as path:
-        values.to_csv(path, index=False)
-    return folder / f"{experiment.name}.png"

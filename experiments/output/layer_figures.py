@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from experiments.config import Experiment
-from experiments.output.style import (
+from experiments.output.figures import (
     BLACK,
     BLUE,
     GREEN,

@@ -7,7 +7,7 @@ import io
 import re
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle, product
 from math import nan
@@ -23,12 +23,11 @@ from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import Status
-from experiments.output.style import STYLE
+from experiments.output.figures import STYLE
 from experiments.output.tables import (
     DEVIATIONS,
     ERRORS,
     Entry,
-    Properties,
     arrange,
     as_text,
     flops_unit,
@@ -55,7 +54,6 @@ class Result:
     """One experiment. `entries` are by row, column and metric; existing `records` by row and column."""
 
     experiment: Experiment
-    properties: Properties
     entries: dict[tuple[str, str, str], Entry]
     records: dict[tuple[str, str], Record]
     figure: Path | None
@@ -68,9 +66,9 @@ class Result:
         return [self.entries[*place, metric] for place in places]
 
 
-def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Properties], folder: Path) -> None:
-    """Write both files to `folder`; `properties` are by table name."""
-    results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
+def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
+    """Write both files to `folder`."""
+    results = [read_result(experiment, folder) for experiment in experiments]
     loader, escaping = PackageLoader("experiments.output"), select_autoescape()
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -117,7 +115,7 @@ def table_of(result: Result) -> pd.DataFrame:
         cell = Markup('<data class="{}" value="{}">{}</data><small>{}</small>')
         return cell.format(kind, value, shown, sign + error)
 
-    return arrange(experiment, result.entries.values(), result.properties, show)
+    return arrange(experiment, result.entries.values(), show)
 
 
 def plans_of(result: Result) -> dict[str, pd.DataFrame]:
@@ -155,7 +153,7 @@ def metric_title(title: str) -> Markup:
     return Markup(re.sub(r"_(\w+)", r"<sub>\1</sub>", raised))
 
 
-def read_result(experiment: Experiment, properties: Properties, folder: Path) -> Result:
+def read_result(experiment: Experiment, folder: Path) -> Result:
     """Read an experiment's table and records, using published ones where a cell did not run here."""
     entries, paper = {}, paper_values(experiment.name)
     for row, column, metric in product(experiment.rows, experiment.columns, experiment.metrics):
@@ -169,7 +167,7 @@ def read_result(experiment: Experiment, properties: Properties, folder: Path) ->
     found = {place: read_record(name, folder / "records") or published.get(name) for place, name in names.items()}
     records = {place: record for place, record in found.items() if record}
     figure = folder / "figures" / f"{experiment.name}.png"
-    return Result(experiment, properties, entries, records, figure if figure.exists() else None)
+    return Result(experiment, entries, records, figure if figure.exists() else None)
 
 
 def gaps_of(results: Iterable[Result]) -> pd.DataFrame:

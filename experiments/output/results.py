@@ -1,20 +1,30 @@
 """Output of a run: tables, figures and the report, in the results folder, on the screen, and as W&B artifacts."""
 
 import json
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+import matplotlib
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.config import CONF, Experiment, composed, plain
+from experiments.config import CONF, Experiment, plain
 from experiments.grid import GridCell, every_experiment
-from experiments.output.figures import draw_figure
+from experiments.output.figures import STYLE, Drawing, ablation, forms, ranking, steps, throughput
+from experiments.output.layer_figures import (
+    cross_moments,
+    fisher_prediction,
+    motivation,
+    sensitivity_interpolation,
+    token_couplings,
+)
 from experiments.output.report import write_report
 from experiments.output.tables import (
     Entry,
@@ -28,6 +38,13 @@ from experiments.output.tracking import tracked
 from experiments.record import Record, versions, write_records
 from facts.utils.cache import content_key
 from facts.utils.files import replacing
+
+logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
+
+OF_ACCURACY = (ablation, forms, ranking, steps, throughput)
+OF_LAYERS = (cross_moments, fisher_prediction, motivation, sensitivity_interpolation, token_couplings)
+DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_ACCURACY, *OF_LAYERS)}
+CHARACTERS_PER_INCH = 15  # of a title
 
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
@@ -46,7 +63,7 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
             track(lambda run: log_figure(run, path))
         if experiment.metrics:
             entries = entries_of(experiment, grid, config.profile.comparable)
-            write_tables(experiment, entries, folder / "tables", properties_of(experiment, grid))
+            write_tables(experiment, entries, folder / "tables")
             records = [cell.record for cell in grid if cell.record]
             if experiment.by_device:
                 records = kept_records(experiment, grid, folder)
@@ -54,6 +71,20 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
             console.print(screen_table(experiment, entries))
             track(lambda run: log_table(run, entries, first))
         track(lambda run: publish(run, experiment, first, folder))
+
+
+def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
+    """Draw the experiment's figure and return the PNG's path; missing measurements are marked in the figure."""
+    records = {(cell.row, cell.column): cell.record for cell in grid}
+    with matplotlib.rc_context(STYLE):
+        figure, values = DRAWINGS[experiment.figure](experiment, records)
+        figure.suptitle(fill(experiment.title, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize=9)
+        for suffix in ("pdf", "png"):
+            with replacing(folder / f"{experiment.name}.{suffix}") as path:
+                figure.savefig(path, format=suffix, dpi=200)
+    with replacing(folder / f"{experiment.name}.csv") as path:
+        values.to_csv(path, index=False)
+    return folder / f"{experiment.name}.png"
 
 
 def update_report(folder: Path, console: Console) -> None:
@@ -75,24 +106,7 @@ def report_on_all(folder: Path) -> None:
     known = {experiment.name for experiment in experiments}
     paths = [path for path in sorted((folder / "tables").glob("*.yaml")) if path.stem not in known]
     own: list[Any] = [OmegaConf.merge(Experiment, OmegaConf.load(path)) for path in paths]
-    experiments += own
-    properties = {}
-    for experiment in experiments:
-        if experiment.properties:
-            configs = {row: composed(*overrides) for row, overrides in experiment.rows.items()}
-            rows = [GridCell(experiment.name, row, "", config) for row, config in configs.items()]
-            properties[experiment.name] = properties_of(experiment, rows)
-    write_report(experiments, properties, folder)
-
-
-def properties_of(experiment: Experiment, grid: list[GridCell]) -> dict[str, dict[str, str]]:
-    """Read the properties of each row's estimator, by row and title."""
-    words = {True: "yes", False: "no"}
-    estimators = {cell.row: estimator for cell in grid if (estimator := cell.estimator)}
-    return {
-        row: {title: words.get(getattr(estimator, name), "") for name, title in experiment.properties.items()}
-        for row, estimator in estimators.items()
-    }
+    write_report([*experiments, *own], folder)
 
 
 def log_figure(run: Any, path: Path) -> None:

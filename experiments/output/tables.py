@@ -12,11 +12,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import hydra
 import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from experiments.config import Experiment
+from experiments.config import Experiment, composed
 from experiments.grid import GridCell, Status
 from experiments.paper import paper_values
 from experiments.record import (
@@ -45,9 +46,6 @@ DEVIATIONS = (
 
 # The number of the results is one of them, since not every machine is available when it is raised.
 OWN_TO_A_DEVICE = ("machine", "num_threads", "results")
-
-Properties = Mapping[str, Mapping[str, str]]
-"""Properties of each row's estimator in a table, by row and title."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
     places: dict[tuple[str, str], list[GridCell]] = defaultdict(list)
     for cell in grid:
         places[cell.row, cell.column].append(cell)
-    methods = {column: methods_of(experiment, places, column) for column in experiment.columns}
-    behind = {column: behind_best(outcomes) for column, outcomes in methods.items()}
+    behind = behind_best(experiment, places)
     for ((row, column), draws), metric in product(places.items(), experiment.metrics):
         outcomes = outcomes_of(draws, metric)
         found = [cell.record.values[metric] for cell in draws if cell.record and metric in cell.record.values]
@@ -102,7 +99,7 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
                 fingerprint=draws[0].record.fingerprint if draws[0].record else "",
                 standard_error=None if outcomes is None else standard_error(outcomes),
                 deviation=stdev(found) if len(found) == len(draws) > 1 else None,
-                behind=behind.get(column, {}).get(row) if metric == experiment.ranked_by else None,
+                behind=behind.get((row, column)) if metric == experiment.ranked_by else None,
             )
         )
     return entries
@@ -114,29 +111,28 @@ def outcomes_of(draws: Iterable[GridCell], metric: str) -> np.ndarray | None:
     return None if None in packed else np.stack([unpacked(each) for each in packed if each is not None])
 
 
-def methods_of(
-    experiment: Experiment, places: Mapping[tuple[str, str], list[GridCell]], column: str
-) -> dict[str, np.ndarray]:
-    """Collect the outcomes of every method in a column by row, without the original network's."""
-    own = {row: draws for (row, other), draws in places.items() if other == column}
-    found = {row: outcomes_of(draws, experiment.ranked_by) for row, draws in own.items()}
-    return {row: each for row, each in found.items() if each is not None and not is_dense(experiment.rows[row])}
-
-
 def is_dense(overrides: list[str]) -> bool:
     """Check whether a row's overrides leave the network unchanged."""
     return "estimator=none" in overrides and not any(override.startswith("pruning=") for override in overrides)
 
 
-def behind_best(methods: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Compute how far the best method is ahead of each, in standard errors."""
-    best = max(methods.values(), key=np.mean, default=np.empty(0))
-    return {row: errors_apart(best, outcomes) for row, outcomes in methods.items()}
+def behind_best(experiment: Experiment, places: Mapping[tuple[str, str], list[GridCell]]) -> dict[tuple, float]:
+    """Compute how far a column's best method is ahead of each, in standard errors; the original is no method."""
+    methods: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for (row, column), draws in places.items():
+        outcomes = outcomes_of(draws, experiment.ranked_by)
+        if outcomes is not None and not is_dense(experiment.rows[row]):
+            methods[column][row] = outcomes
+    behind: dict[tuple, float] = {}
+    for column, own in methods.items():
+        best = max(own.values(), key=np.mean)
+        behind |= {(row, column): errors_apart(best, outcomes) for row, outcomes in own.items()}
+    return behind
 
 
-def write_tables(experiment: Experiment, entries: list[Entry], folder: Path, properties: Properties) -> None:
+def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> None:
     """Write `<name>.csv`, `<name>.md` and `<name>.tex`."""
-    wide = wide_table(experiment, entries, properties)
+    wide = wide_table(experiment, entries)
     notes = notes_of(experiment, entries)
     caption = f"{experiment.title}. {' '.join(notes)}".replace("%", r"\%")
     contents = {
@@ -160,24 +156,32 @@ def read_entries(path: Path) -> list[Entry]:
     return [Entry(**line) for line in table.astype(object).where(table.notna(), None).to_dict("records")]
 
 
-def wide_table(experiment: Experiment, entries: list[Entry], properties: Properties) -> pd.DataFrame:
+def wide_table(experiment: Experiment, entries: list[Entry]) -> pd.DataFrame:
     """Make one line per row, with one level of headings."""
-    table = arrange(experiment, entries, properties, as_text).reset_index()
+    table = arrange(experiment, entries, as_text).reset_index()
     heads = ((column, title, source and f"({source})") for column, title, source in table.columns)
     table.columns = pd.Index([" ".join(filter(None, head)) for head in heads])
     return table
 
 
+def properties_of(experiment: Experiment) -> dict[str, list[str]]:
+    """Read the properties of each row's estimator that the table shows."""
+    words, found = {True: "yes", False: "no"}, {}
+    for row, overrides in experiment.rows.items() if experiment.properties else ():
+        if target := composed(*overrides).estimator["_target_"]:
+            estimator = hydra.utils.get_class(target)
+            found[row] = [words.get(getattr(estimator, name), "") for name in experiment.properties]
+    return found
+
+
 def arrange(
-    experiment: Experiment,
-    entries: Collection[Entry],
-    properties: Properties,
-    show: Callable[[Entry | None, str], str],
+    experiment: Experiment, entries: Collection[Entry], show: Callable[[Entry | None, str], str]
 ) -> pd.DataFrame:
-    """Arrange entries by row, and by column, metric and source.
+    """Arrange entries by row, and by column, metric and source, behind the properties.
 
     FLOPs of small networks are in MFLOPs, without the published values.
     """
+    properties, unknown = properties_of(experiment), [""] * len(experiment.properties)
     flops = {entry: entry.ours for entry in entries if entry.metric.startswith("gflops") and entry.ours is not None}
     unit, per_gflop = flops_unit(flops.values())
     scaled = [replace(entry, ours=per_gflop * gflops) for entry, gflops in flops.items()]
@@ -193,7 +197,7 @@ def arrange(
     heads += [(column, titles[metric], "" if source == "ours" else source) for column, metric, source in places]
     rows = list(dict.fromkeys([*experiment.rows, *(entry.row for entry in entries)]))
     lines = [
-        [properties.get(row, {}).get(title, "") for title in experiment.properties.values()]
+        properties.get(row, unknown)
         + [show(by_place.get((row, column, metric)), source) for column, metric, source in places]
         for row in rows
     ]

@@ -27,9 +27,16 @@ def tracked(
     tracking: Tracking, folder: Path, run_id: str, **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
     """Open a W&B run for the block; yields a function that calls its argument on the run, if there is one."""
-    run = None
-    if tracking.mode != "disabled":
-        run = _guarded("start", lambda: _start(tracking, folder, run_id, init))
+
+    def start() -> Any:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30)
+        where: dict[str, Any] = {name: getattr(tracking, name) for name in ("mode", "project", "entity")}
+        return wandb.init(dir=str(folder), id=run_id, settings=settings, reinit="create_new", **where, **init)
+
+    run = _guarded("start", start) if tracking.mode != "disabled" else None
     exit_code = 1
     try:
         yield lambda action: _guarded("log", lambda: action(run)) if run else None
@@ -37,23 +44,6 @@ def tracked(
     finally:
         if run:
             _guarded("finish", lambda: run.finish(exit_code))
-
-
-def _start(tracking: Tracking, folder: Path, run_id: str, init: dict[str, Any]) -> Any:
-    import wandb
-
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30)
-    return wandb.init(
-        project=tracking.project,
-        entity=tracking.entity,
-        mode=tracking.mode,  # type: ignore[arg-type]  # W&B checks it
-        dir=str(folder),
-        id=run_id,
-        settings=settings,
-        reinit="create_new",
-        **init,
-    )
 
 
 def _guarded(what: str, action: Callable[[], Any]) -> Any:

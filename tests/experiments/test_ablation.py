@@ -1,6 +1,4 @@
-"""Ablations: any field of a configuration as the rows of a table."""
-
-from functools import partial
+"""Experiments that are chosen: draws, collections, and ablations of any field as the rows of a table."""
 
 import pandas as pd
 import pytest
@@ -16,13 +14,12 @@ SHRINKAGE = ["axis=estimator.shrinkage_row", "values=[0,0.3]"]
 
 @pytest.fixture
 def chosen(composing, monkeypatch):
-    """A function that makes the experiment of a command's overrides."""
+    """A function that makes the experiments of a command's overrides."""
 
     def make(*overrides: str):
         config = compose("reproduce", [*overrides], return_hydra_config=True)
         monkeypatch.setattr(HydraConfig, "get", lambda: config.hydra)
-        (experiment,) = chosen_experiments(config)
-        return experiment
+        return list(chosen_experiments(config))
 
     with composing():
         yield make
@@ -31,7 +28,7 @@ def chosen(composing, monkeypatch):
 @pytest.fixture
 def ablation(chosen):
     """A function that makes the ablation of an axis, its values and other overrides."""
-    return partial(chosen, "experiment=ablation")
+    return lambda *overrides: chosen("experiment=ablation", *overrides)[0]
 
 
 def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
@@ -63,9 +60,15 @@ def test_draws_follow_the_seed_and_share_no_data_pass(ablation):
 def test_the_main_tables_have_three_draws_in_mini_and_one_at_full_scale(chosen):
     """A run of `make reproduce` would otherwise replace the README's means by one draw."""
     for name in ("classification_40", "classification_50", "classification_60"):
-        draws = [chosen(f"experiment={name}", *given).seeds for given in ([], ["profile=paper"], ["seeds=2"])]
+        draws = [chosen(f"experiment={name}", *given)[0].seeds for given in ([], ["profile=paper"], ["seeds=2"])]
         assert draws == [3, 1, 2]
         assert committed(f"results/mini/tables/{name}.csv").deviation.notna().any()
+
+
+def test_imagenet_is_the_part_of_the_main_job_that_classifies(chosen, every_extra):
+    main, part = (chosen(f"experiment={name}") for name in ("main", "imagenet"))
+    expected = [each.name for each in main if each.task in ("classification", "digits")]
+    assert [each.name for each in part] == expected and len(main) > len(expected) > 10
 
 
 @pytest.mark.parametrize(

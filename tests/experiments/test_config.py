@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from experiments.cell import Cell
 from experiments.config import CONF, composed, instantiate, read_experiment
 from experiments.grid import with_rows
-from experiments.output.figures import DRAWINGS
+from experiments.output.results import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from facts.analysis import Analysis
 from facts.cost.timing import TimingPolicy

@@ -1,17 +1,16 @@
 """The commands that the pages print: each composes, whatever extras are installed."""
 
-import itertools
 import re
 import shlex
 
 import pytest
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 
 from experiments.cell import check
 from experiments.grid import cell_of, chosen_experiments
+from experiments.plan import jobs_of
 from tests.docs.pages import PAGES, ROOT
 
 FILES = {"run": "run", "reproduce": "reproduce", "doctor": "reproduce", "train_dense": "train_dense"}
@@ -33,7 +32,8 @@ def test_it_composes(command, composing, every_extra, monkeypatch):
     name, *overrides = command
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
     with composing():
-        for job in jobs_of([each for each in overrides if each != "-m"], "-m" in overrides):
+        given = [each for each in overrides if each != "-m"]
+        for job in jobs_of(given) if "-m" in overrides else [given]:
             config = compose(name, [*job, "hardware.device=cpu"], return_hydra_config=True)
             HydraConfig.instance().set_config(config)
             with open_dict(config):
@@ -43,16 +43,3 @@ def test_it_composes(command, composing, every_extra, monkeypatch):
                 experiments = list(chosen_experiments(config))
                 for experiment in {experiment.task: experiment for experiment in experiments}.values():
                     cell_of(experiment, next(iter(experiment.rows)), next(iter(experiment.columns)))
-
-
-def jobs_of(overrides: list[str], is_sweep: bool) -> list[list[str]]:
-    if not is_sweep:
-        return [overrides]
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    choices = (
-        [f"{each.key_or_group}={value}" for value in each.sweep_string_iterator()]
-        if each.is_sweep_override()
-        else [str(each.input_line)]
-        for each in parsed
-    )
-    return [list(job) for job in itertools.product(*choices)]

@@ -9,8 +9,9 @@ from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.figures import DRAWINGS, ablation, draw_figure, ranking, set_height, steps
+from experiments.output.figures import ablation, ranking, set_height, steps
 from experiments.output.layer_figures import INTERPOLATED_LAYERS
+from experiments.output.results import DRAWINGS, draw_figure
 from experiments.record import Record, packed
 from tests.records import demo, make_record, make_summary
 

@@ -59,7 +59,7 @@ class Page:
 
 
 def written(folder: Path, experiments: list[Experiment] = EXPERIMENTS) -> Page:
-    write_report(experiments, {}, folder)
+    write_report(experiments, folder)
     return Page(folder / "report.html")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from experiments import paper
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.output.figures import draw_figure
+from experiments.output.results import draw_figure
 from experiments.output.tables import (
     ERRORS,
     as_text,
@@ -66,7 +66,7 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     expected = {"Baseline": "98.0 ± 0.7", "A": "61.5 ± 2.4*", "B": "62.2 ± 2.4*", "C": "25.0 ± 2.2"}
     assert shown == expected
     assert [entry for entry in entries if entry.metric == "gflops" and entry.standard_error is not None] == []
-    write_tables(experiment, entries, tmp_path, {})
+    write_tables(experiment, entries, tmp_path)
     for suffix in ("md", "tex"):
         text = (tmp_path / f"demo.{suffix}").read_text()
         assert all(value in text for value in (*shown.values(), ERRORS, "A note."))
@@ -87,7 +87,7 @@ def test_of_several_draws_means_are_shown_and_differences_must_exceed_both_error
     assert top1["D"].deviation == pytest.approx(24 / 2**0.5)
     assert [top1[row].behind < 2 for row in "ABCD"] == [True, True, False, True]
     assert as_text(top1["C"]) == "40.1 ± 2.5 ± 0.2"
-    write_tables(experiment, entries, tmp_path, {})
+    write_tables(experiment, entries, tmp_path)
     assert "- Where values differ between 2 draws of the calibration sample" in (tmp_path / "demo.md").read_text()
     grid[-4] = replace(grid[-4], record=None, status="failed")
     failed, *_ = entries_of(experiment, grid, comparable=False)
@@ -99,7 +99,7 @@ def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_p
     entries = entries_of(experiment, places({"A": 12.5}), comparable)
     (top1,) = [entry for entry in entries if entry.row == "A" and entry.metric == "top1"]
     assert top1.difference == (2.5 if comparable else None)
-    write_tables(experiment, entries, tmp_path, {})
+    write_tables(experiment, entries, tmp_path)
     markdown = (tmp_path / "demo.md").read_text()
     assert ("Net Top-1 (difference)" in markdown) == ("| 2.5 " in markdown) == comparable
 
@@ -107,7 +107,7 @@ def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_p
 def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
     ours = {"A": 12.5, "B": 20.0, "C": 50.0, "E": 60.0, "F": 70.0}
     entries = entries_of(experiment, places(ours, failed="D"), comparable=False)
-    write_tables(experiment, entries, tmp_path, {})
+    write_tables(experiment, entries, tmp_path)
     table = pd.read_csv(tmp_path / "demo.csv")
     columns = ["row", "column", "metric", "ours", "paper", "difference", "status", "fingerprint"]
     assert list(table.columns) == [*columns, "standard_error", "deviation", "behind"]
@@ -215,7 +215,7 @@ def test_rows_of_other_devices(by_device, tmp_path):
         file.write(json.dumps({**asdict(others[0]), "metrics": None}) + "\n")
     grid = [GridCell("demo", "This device", "Net", None, "done", own)]
     grid += rows_of_other_devices(by_device, grid, tmp_path)
-    table = wide_table(by_device, entries_of(by_device, grid, False), {})
+    table = wide_table(by_device, entries_of(by_device, grid, False))
     assert table.to_numpy().tolist() == [
         ["This device", "120.0", "1.2", ""],
         ["NVIDIA H100 80GB HBM3", "250.0", "2.5", ""],

@@ -21,7 +21,7 @@ import experiments.reproduce
 import experiments.workers
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.machine_lock import alone, beside_others
+from experiments.runner import alone, beside_others
 from experiments.workers import ThisProcess, finished, run_grids
 from tests.records import make_record
 
