@@ -12,7 +12,7 @@ from facts.decomposition.elimination import eliminate, elimination_orders
 from facts.decomposition.truncation import by_gram, decompose, decompose_product
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
 from facts.estimators.whitening import shrink
-from facts.parts.attention import Heads, output_cores, score_cores
+from facts.parts.attention import Heads, output_cores, polar, score_cores
 from facts.utils.numerics import solved
 from tests.devices.pretended import pretended_cuda
 from tests.networks import compress_on_all, image_batches, make_model, relative_error, seen_by
@@ -155,6 +155,18 @@ def test_inputs_that_never_occur_leave_first_and_cost_nothing():
     assert decomposition.num_repaired == 1
     assert set(decomposition.order[-2:].tolist()) == set(idle)
     assert decomposition.energies[-2:].sum() < 1e-5 * decomposition.energies.sum()
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 20), (3, 8, 8), (3, 8, 5)])
+@pytest.mark.parametrize("least", [1.0, 1e-4, 1e-9, 0.0])
+def test_polar_factors_are_those_of_the_svd(shape, least):
+    """The relative error of Q, where it is unique, is that of rounding times the condition number."""
+    u, s, vh = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
+    s[:2, -1] = least * s[:2, 0]
+    root, basis = polar((u * s[:, None]) @ vh)
+    torch.testing.assert_close(root, (u * s[:, None]) @ u.mT, rtol=0, atol=1e-12)
+    if least:
+        torch.testing.assert_close(basis, u @ vh, rtol=0, atol=1e-14 / least)
 
 
 @pytest.mark.parametrize("sides", [("A", "B"), ("A",), ("B",), ()])
