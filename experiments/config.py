@@ -37,8 +37,12 @@ MODULES = {
     "pruning": ("torch_pruning",),
 }
 TASKS = {"mmdet": "coco", "mmseg": "ade20k"}  # by the toolbox of a network
-EXTRAS = {"token_coupling": "analysis", "isomorphic": "pruning"}  # by the analysis, the pruning or the task
-EXTRAS |= {"coco": "detection", "ade20k": "detection", "language": "llm"}
+EXTRAS = {  # by the name of an analysis, a pruning method or a task
+    "token_coupling": "analysis",
+    "isomorphic": "pruning",
+    **dict.fromkeys(("coco", "ade20k"), "detection"),
+    "language": "llm",
+}
 APART = ("analysis", "estimator", "experiment", "finetuning", "pruning", "search")  # groups that set no other's fields
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
@@ -192,7 +196,11 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def composed(*overrides: str) -> DictConfig:
-    """Compose a cell as Hydra does, but each choice once, which takes a tenth of a second; then set values."""
+    """Compose a cell as Hydra does.
+
+    Composing takes a tenth of a second, so each set of choices is composed once; groups in `APART` are composed on
+    their own and put in, and values are set last.
+    """
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides([*overrides])
     values = [each for each in parsed if each.type == OverrideType.CHANGE and not _is_choice(loader, each)]

@@ -77,7 +77,7 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
 
 
 def needed_by(config: DictConfig) -> Iterator[tuple[str, Callable[[], str], str]]:
-    """Name what a cell needs, each with how to look for it, and advice."""
+    """Name each thing that a cell needs, with a function that looks for it, and advice if it is missing."""
     on_gpu = config.hardware.device.startswith("cuda")
     for extra in extras_of(config):
         yield f"packages of the extra {extra}", partial(installed, extra, on_gpu), how_to_install(extra)

@@ -339,13 +339,13 @@ def name_of(parts: list[str]) -> str:
 
 
 def default_of(field: str, columns: dict[str, DictConfig]) -> str:
-    """Find a field's value without the ablation, in each column."""
+    """Find a field's value without the ablation; columns may differ."""
     choices = HydraConfig.get().runtime.choices
     values = {title: choices.get(field, plain(OmegaConf.select(config, field))) for title, config in columns.items()}
     return by_column({title: label_of(value) for title, value in values.items()}, " or ")
 
 
-def by_column(values: dict[str, str], joint: str) -> str:
-    """Write the value that all columns have, or each with its column."""
+def by_column(values: dict[str, str], separator: str) -> str:
+    """Write the value that all columns share, or else each value with its column."""
     common = {*values.values()}
-    return common.pop() if len(common) == 1 else joint.join(f"{value} ({title})" for title, value in values.items())
+    return common.pop() if len(common) == 1 else separator.join(f"{value} ({title})" for title, value in values.items())

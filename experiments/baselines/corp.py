@@ -29,7 +29,7 @@ from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.utils.options import Positive, options
 
 Values = Callable[[Tensor], Tensor]
-CUT = (ScoreUnit, HiddenUnit)  # kinds
+CUT = (ScoreUnit, HiddenUnit)  # the parts that it cuts; others stay dense
 
 
 @options

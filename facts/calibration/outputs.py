@@ -1,4 +1,4 @@
-"""Kinds of outputs, class logits or features; checks of a network, its data and outputs; and distances of outputs."""
+"""Kinds of outputs, class logits or features; checks of a network and its data; and distances between outputs."""
 
 import logging
 import math

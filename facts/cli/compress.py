@@ -1,4 +1,4 @@
-"""`facts compress`, `pareto`, `cut`, `recover` and `push`: from a network to a folder, or from a folder to another."""
+"""`facts compress`, `pareto`, `cut`, `recover` and `push`: from a network to a folder, or between folders."""
 
 import logging
 from pathlib import Path

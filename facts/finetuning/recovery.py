@@ -193,7 +193,8 @@ class Inputs:
     """Inputs of batches, in parts of at most `part_size` samples; a fraction of about `held_back` is for validation.
 
     The parts come in the order of the data, the same in every epoch. `views` randomly crops and flips photos. The data
-    are read once, here. Raises `ValueError` if they cannot be divided into parts to train on and to hold back.
+    are first read here, to set parts aside. Raises `ValueError` if they cannot be divided into parts to train on and to
+    hold back.
     """
 
     def __init__(self, data: Iterable[Batch], output_error: OutputError, part_size: int, held_back: float, views: bool):

@@ -195,7 +195,7 @@ def _with_pivots(
     side: Side, choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> PivotedLinear:
     outer, inner = (left, right) if side == "rows" else (right.T, left.T)
-    # The argument has the same inner products of rows as the weight, or as its transpose.
+    # The argument's rows have the inner products of the weight's rows, or of its columns.
     coefficients, first = choice(outer @ torch.linalg.qr(inner.T, mode="r").R.T)
     pivots = slice(len(right)) if first is None else first[: len(right)]
     if side == "columns":

@@ -26,9 +26,9 @@ MERGED = "facts_merged"  # attribute of a block's outputs
 class Pairs:
     """One pass of merging n tokens: the positions that leave, and those that take them `[N, r]`.
 
-    `remaining [N, n - r]` are the positions that stay, in order, `sizes` their sizes then, and `afterwards [N, n]` is
-    where each token is. `leaving [N, r, r]` are the sizes that each taker takes, of all its `totals [N, r, 1]`; if
-    several tokens have one taker, only its first row is not zero.
+    `remaining [N, n - r]` are the positions that stay, in order, and `sizes` their new sizes; `afterwards [N, n]` says
+    where each token goes. Row i of `leaving [N, r, r]` holds the sizes of all tokens that the taker of pair i takes,
+    `totals [N, r, 1]` its new size. If several pairs have one taker, the rows of all but the first are zero.
     """
 
     left: Tensor
@@ -81,12 +81,18 @@ class Pairs:
         return self._changed(x, (self.leaving > 0).to(x.dtype) @ _rows(x, self.left))
 
     def _changed(self, x: Tensor, changes: Tensor) -> Tensor:
-        """The tokens that stay, with changes of those that take others added; only the first for each is not zero."""
+        """The tokens that stay, with the changes of the takers added.
+
+        One change per taker is not zero, so the order of additions, which is arbitrary on a GPU, does not matter.
+        """
         remaining, rows = _rows(x, self.remaining), _flat(self.afterwards.gather(1, self.into), self.remaining)
         return remaining.flatten(0, 1).index_add_(0, rows, changes.flatten(0, 1)).view_as(remaining)
 
     def moved(self, x: Tensor, merged: Tensor, g: Tensor) -> Tensor:
-        """How far merging moves a sample's tokens along g, Σ g · Δx `[N]`."""
+        """The first-order change of each sample's loss `[N]`, Σ g · Δx, with `merged` in place of the tokens `x`.
+
+        `g` holds the gradients of these, summed over the originals of each.
+        """
         takes = (self.leaving.sum(-1) > 0).to(x.dtype)
         pairs, times = torch.cat([self.left, self.into], 1), torch.cat([torch.ones_like(takes), takes], 1)
         moves = _rows(merged, self.afterwards.gather(1, pairs)) - _rows(x, pairs)
@@ -167,9 +173,9 @@ def _flat(positions: Tensor, x: Tensor) -> Tensor:
 
 @dataclass
 class Passage:
-    """One call of a block: its tokens, those that its `entry` saw before it merged them, and the last keys.
+    """One call of a block: its `tokens`, and those that its entry has `seen` before it merged them.
 
-    These `[N, heads, n, d]` are known if the block calls `scaled_dot_product_attention`.
+    `keys [N, heads, n, d]` are those of the last attention, if the block calls `scaled_dot_product_attention`.
     """
 
     tokens: Tokens
@@ -180,7 +186,7 @@ class Passage:
 class ProportionalAttention(TorchFunctionMode):
     """Within it, attention counts each key as often as its size, by adding the logarithm to its scores.
 
-    What the block adds to the tokens that its entry has merged is added to the merged ones.
+    After the entry has merged tokens, additions to the unmerged ones (the residual connection) take the merged ones.
     """
 
     def __init__(self, passage: Passage):
@@ -208,8 +214,8 @@ class ProportionalAttention(TorchFunctionMode):
 class Merge(nn.Module):
     """Choose tokens to merge until `kept` remain of the `original` ones; other image sizes keep the same share.
 
-    Without `directions`, a block goes on with what an earlier one has merged; if there are 0 of them, tokens are merged
-    by the cosine of their keys, which needs to be `inside`, where the block's entry sees them, not before the block.
+    Without `directions`, a block goes on with what an earlier one has merged. With 0 of them, tokens are merged by the
+    cosine of their keys, which are known only `inside` the block, where its entry sees the tokens.
     """
 
     def __init__(
@@ -299,9 +305,11 @@ class MergedBlock(Changed):
         if not merge.inside:
             tokens = tokens.merged(merge(tokens))
         merge.passages[_thread()] = passage = Passage(tokens)
-        with ProportionalAttention(passage):
-            outputs = super().forward(tokens.x, *args, **kwargs)
-        del merge.passages[_thread()]
+        try:
+            with ProportionalAttention(passage):
+                outputs = super().forward(tokens.x, *args, **kwargs)
+        finally:
+            del merge.passages[_thread()]
         first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
         restored = replace(passage.tokens, x=first).restored()
         return (restored, *others) if isinstance(outputs, tuple) else restored

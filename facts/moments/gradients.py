@@ -16,7 +16,10 @@ from facts.utils.cache import content_key
 
 
 class GroupSums:
-    """Sums of the weight gradients of each group of samples, `[m, n]`; only that of the last group is on the device."""
+    """Sums of the weight gradients of each group of samples, `[m, n]`.
+
+    Groups come in order: only the sum of the last one is on the device.
+    """
 
     def __init__(self, like: Tensor, d_out: int, d_in: int):
         self.like, self.shape = like, (d_out, d_in)

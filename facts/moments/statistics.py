@@ -168,7 +168,7 @@ class ClippedGradMoment(SymmetricMoment):
     """
 
     grad_clip: GradClip = None
-    takes_heads = True
+    takes_heads = True  # subclasses that cannot add all heads at once say False
 
     def add(self, total, batch):
         self.add_clipped(total, batch.with_clipped_tokens if self.grad_clip == "tokens" else batch)

@@ -52,10 +52,10 @@ class Merging(Part):
     """The tokens of a block; a rank is the number that it passes on, with the `protected` ones at the front.
 
     They are merged between attention and MLP if the block's code has an `entry`, the module that sees them there; the
-    layers `behind` the entry compute with the merged ones. Otherwise they are merged before the block. It is one of
-    `length` blocks in a list, after those in `stages`.
-    `before` and `dense` count weights of the layers in front of the entry and behind it, if they are in no other part.
-    Tokens are compared along `num_directions`; if there are none, by the cosine of their keys.
+    layers `behind` it compute with the merged ones. Otherwise they are merged before the block. It is one of `length`
+    blocks in a list, after those in `stages`. `before` and `dense` count weights of the layers in front of the entry
+    and behind it, if they are in no other part. Tokens are compared along `num_directions`; if there are none, by the
+    cosine of their keys.
     """
 
     protected: int = 0

@@ -185,15 +185,20 @@ class TokenProgram:
         }
 
     @cached_property
+    def _choices(self) -> Profile:
+        """The errors of every other part's choices, dense first."""
+        parts = self.problem.parts.items()
+        return {name: {None: 0.0, **self.errors[name]} for name, part in parts if not part.shortens}
+
+    @cached_property
     def _tables(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Of every other part the errors of its choices, dense first, and their costs `[tokens it sees, choices]`."""
+        """The same errors, and the costs of these choices `[tokens that the part sees, choices]`."""
         tables = {}
-        for name, part in self.problem.parts.items():
-            if not part.shortens:
-                choices, last = {None: 0.0, **self.errors[name]}, part.stages[-1:]
-                plans: list[Plan] = [dict.fromkeys(last, count) for count in self._seen(part)]
-                costs = [[self.cost(name, rank, plan) for rank in choices] for plan in plans]
-                tables[name] = np.array([*choices.values()]), np.array(costs)
+        for name, choices in self._choices.items():
+            part = self.problem.parts[name]
+            plans: list[Plan] = [dict.fromkeys(part.stages[-1:], count) for count in self._seen(part)]
+            costs = [[self.cost(name, rank, plan) for rank in choices] for plan in plans]
+            tables[name] = np.array([*choices.values()]), np.array(costs)
         return tables
 
     def _seen(self, part: Part) -> list[int]:
@@ -211,7 +216,7 @@ class TokenProgram:
         for name, (errors, costs) in self._tables.items():
             part = self.problem.parts[name]
             seen = self._seen(part).index(part.remaining(tokens))
-            plan[name] = [None, *filter(None, self.errors[name])][(errors + price * costs[seen]).argmin()]
+            plan[name] = [*self._choices[name]][(errors + price * costs[seen]).argmin()]
         return plan
 
     def within_budget(self, most: float = math.inf, discount: float = 1.0) -> Plan:
