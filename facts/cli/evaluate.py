@@ -210,8 +210,11 @@ def benchmark(
     table = [asdict(each) | {"speed_up": each.throughput / speeds[0].throughput} | conditions for each in speeds]
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
     rows = [
-        (network, runtime, f"{throughput:.4g}", f"{spread:.0%}", f"{1000 * latency:.4g} ms", f"{speed_up:.2f}")
-        for network, runtime, throughput, spread, latency, speed_up, *_ in map(dict.values, table)
+        (
+            *(row["network"], row["runtime"], f"{row['throughput']:.4g}", f"{row['spread']:.0%}"),
+            *(f"{1000 * row['latency']:.4g} ms", f"{row['speed_up']:.2f}"),
+        )
+        for row in table
     ]
     print(tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
     where = "\non {device}, {threads} threads; medians of {turns} turns, spread: interquartile range"
