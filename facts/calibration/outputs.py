@@ -142,7 +142,8 @@ def refuse_unfit_functions(
                 "function of the original's and the changed outputs, summed over samples"
             ) from error
         if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
-            once, twice = (loss(torch.cat([outputs] * n), torch.cat([targets[:1]] * n)).item() for n in (1, 2))
+            target = to_device(targets[:1], outputs.device)
+            once, twice = (loss(torch.cat([outputs] * n), torch.cat([target] * n)).item() for n in (1, 2))
             if math.isfinite(once) and not math.isclose(twice, 2 * once, rel_tol=0.1):
                 raise ValueError(
                     f"the loss must be a sum over samples: it is {once:.4g} for one, and {twice:.4g} for the same one "

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import facts
@@ -18,6 +19,7 @@ HOST, CHECKPOINTED = facts.MemoryPolicy(moments="host", layers_at_once=2), facts
 WORKS = {
     "host": (make_vit, LARGER, {"execution": facts.Execution(memory=HOST)}),
     "measured": (make_vit, LARGER, {"execution": facts.Execution(memory=CHECKPOINTED), "search": "cors"}),
+    "own loss": (make_vit, LARGER, {"loss": lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum")}),
     "language model": (make_causal_lm, TEXTS, {"form": "plain"}),
 }
 
