@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_NORM = 1e-10  # token gradients with a smaller norm do not count
@@ -37,7 +36,9 @@ class LayerBatch:
 
     def with_one(self) -> "LayerBatch":
         """The same batch with a one appended to each input, `[N, T, n + 1]`: a bias becomes a column of the weight."""
-        return LayerBatch(F.pad(self.x, (0, 1), value=1.0), self._g, self.first_sample)
+        x = aligned_empty(self.x, self.x.shape[-1] + 1)
+        x[..., :-1], x[..., -1] = self.x, 1
+        return LayerBatch(x, self._g, self.first_sample)
 
     def of_heads(self, num_layers: int, num_heads: int) -> "LayerBatch":
         """The batch of all heads' layers, in which calls of `num_heads` heads were adjacent along T."""
@@ -112,8 +113,25 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+ALIGNMENT = 8  # values: a GPU's fast products take rows that start at multiples of 16 or 32 bytes
 SYMMETRIC_BLOCKS = 8
 MIN_BLOCKED_SIZE = 512
+MIN_BLOCKED_SIZE_ON_GPU = 2048  # below, the whole product takes less time than its parts; above, four parts are best
+
+
+def aligned_empty(like: Tensor, width: int) -> Tensor:
+    """A tensor as `like`, but with rows of another width, aligned on a GPU; its values are arbitrary."""
+    whole = width if like.device.type == "cpu" else -(-width // ALIGNMENT) * ALIGNMENT
+    return like.new_empty(*like.shape[:-1], whole)[..., :width]
+
+
+def _block_size(size: int, device: torch.device) -> int:
+    """Rows of a symmetric product to compute together; on a GPU, odd ones at the end are left to another block."""
+    if size < MIN_BLOCKED_SIZE:
+        return size
+    if device.type == "cpu":
+        return -(-size // SYMMETRIC_BLOCKS)
+    return size // (1 if size < MIN_BLOCKED_SIZE_ON_GPU else 4) // ALIGNMENT * ALIGNMENT
 
 
 def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | None = None) -> None:
@@ -121,16 +139,21 @@ def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | 
 
     Only the lower blocks are computed, 56 % of the products; `mirror` fills in the rest once, at the end.
     """
-    left = left if weights is None else left * weights[..., None]
+    if weights is not None:
+        left = torch.mul(left, weights[..., None], out=aligned_empty(left, left.shape[-1]))
     if total.ndim > 2:  # by sample: no library divides a product's long axis among so many small ones
         total += (left.mT @ right).sum(dim=1)
         return
     left, right = left.flatten(0, -2), right.flatten(0, -2)
-    size = len(total)
-    step = -(-size // SYMMETRIC_BLOCKS) if size >= MIN_BLOCKED_SIZE else size
+    size, on_cpu = len(total), total.device.type == "cpu"
+    step = _block_size(size, total.device)
     for start in range(0, size, step):
-        end = min(start + step, size)
-        total[start:end, :end].addmm_(left[:, start:end].T, right[:, :end])
+        block = slice(start, min(start + step, size))
+        rows, columns, added_to = left[:, block].T, right[:, : block.stop], total[block, : block.stop]
+        if on_cpu:
+            added_to.addmm_(rows, columns)
+        else:  # rows of the total may not be aligned, and those of a new product are
+            added_to += rows @ columns
 
 
 def mirror(total: Tensor) -> Tensor:

@@ -4,17 +4,26 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import facts
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.moments import GradGram, InputGram, SampleGradEnergy, collect_moments
-from facts.moments.batch import MIN_BLOCKED_SIZE, add_symmetric, mirror, split_samples
+from facts.moments.batch import (
+    MIN_BLOCKED_SIZE,
+    MIN_BLOCKED_SIZE_ON_GPU,
+    LayerBatch,
+    add_symmetric,
+    mirror,
+    split_samples,
+)
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.utils.cache import Cache
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
+from tests.devices.pretended import pretended_cuda, values_of
 from tests.disk import room_for
 from tests.networks import Runs, image_batches, make_causal_lm, make_model, make_vit, relative_error
 
@@ -75,16 +84,20 @@ def test_split_samples_names_the_layer_it_cannot_split(shape):
         split_samples(torch.zeros(shape), 2, "blocks.0")
 
 
-@pytest.mark.parametrize("size", [7, MIN_BLOCKED_SIZE, 1029])
-def test_blocked_product_is_the_plain_product(size):
-    left = torch.randn(3, 5, size, dtype=torch.float64)
-    right = torch.rand(3, 5, 1, dtype=torch.float64) * left  # leftᵀ right is symmetric
-    start = torch.randn(size, size, dtype=torch.float64)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("size", [7, MIN_BLOCKED_SIZE, 1029, MIN_BLOCKED_SIZE_ON_GPU])
+def test_blocked_product_is_the_plain_product(size, device):
+    x = torch.randn(3, 5, size, dtype=torch.float64)
+    weights = torch.rand(3, 5, dtype=torch.float64)
+    start = torch.randn(size + 1, size + 1, dtype=torch.float64)
     start = start + start.T
-    total = start.clone()
-    add_symmetric(total, left, right)
-    expected = start + torch.einsum("nti,ntj->ij", left, right)
-    assert relative_error(mirror(total), expected) < 1e-13  # float64 sums in another order
+    with pretended_cuda():
+        total, batch = start.clone().to(device), LayerBatch(x.to(device), None).with_one()
+        add_symmetric(total, batch.x, batch.x, weights.to(device))
+        found = values_of(mirror(total)).cpu()
+    with_one = F.pad(x, (0, 1), value=1)
+    expected = start + torch.einsum("nt,nti,ntj->ij", weights, with_one, with_one)
+    assert relative_error(found, expected) < 1e-13  # float64 sums in another order
 
 
 EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
