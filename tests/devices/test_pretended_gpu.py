@@ -20,6 +20,8 @@ WORKS = {
     "host": (make_vit, LARGER, {"execution": facts.Execution(memory=HOST)}),
     "measured": (make_vit, LARGER, {"execution": facts.Execution(memory=CHECKPOINTED), "search": "cors"}),
     "own loss": (make_vit, LARGER, {"loss": lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum")}),
+    "units and tokens": (make_vit, LARGER, {"parts": "units,tokens"}),
+    "units": (make_vit, LARGER, {"parts": "units", "search": "uniform"}),
     "language model": (make_causal_lm, TEXTS, {"form": "plain"}),
 }
 
