@@ -105,7 +105,8 @@ class DeviceRecord(Throughput):
     """Throughput, and the seconds that FACTS's data pass takes for 1,000 samples, on layers and on units.
 
     The passes take turns on the first batch. `plain_pass` is forward and backward with the gradients of all weights:
-    an optimiser's step without its update. On a GPU, `_gib` is the peak of its memory.
+    an optimiser's step without its update. A data pass takes what a second batch adds to it: its beginning and end
+    come once, however many samples there are. On a GPU, `_gib` is the peak of its memory.
     """
 
     def run(self, subject: Subject) -> Findings:
@@ -113,16 +114,20 @@ class DeviceRecord(Throughput):
         device = next(subject.model.parameters()).device
         inputs, targets = to_device(next(iter(given.data or ())), device)
         passes: dict[str, Callable[[], Any]] = {"plain_pass": partial(plain_pass, given, inputs, targets)}
+        shorter: dict[str, Callable[[], Any]] = {}
         for parts in ("layers", "units"):
             execution = replace(given.execution, cache=None)
             own = prepare(
                 subject.model, [(inputs, targets)], held_out=(), loss=given.loss, execution=execution, parts=parts
             )
-            passes[f"{parts}_pass"] = partial(own.moments, own.suited(FACTS()).moments, cached=False)
+            for calls, number in ((shorter, 1), (passes, 2)):
+                several = own.on([(inputs, targets)] * number)
+                calls[f"{parts}_pass"] = partial(several.moments, own.suited(FACTS()).moments, cached=False)
         with torch.cuda.device_of(next(subject.model.parameters())):
-            times = self.timing.times(passes)
-        for name, timing in times.items():
-            found.metrics[f"{name}_seconds"] = 1000 * timing.median / batch_size(inputs)
+            times = self.timing.times(passes | {f"shorter {name}": call for name, call in shorter.items()})
+        for name in passes:
+            less = times[f"shorter {name}"].median if name in shorter else 0
+            found.metrics[f"{name}_seconds"] = 1000 * (times[name].median - less) / batch_size(inputs)
         for name, run in passes.items() if device.type == "cuda" else ():
             torch.cuda.reset_peak_memory_stats(device)
             run()

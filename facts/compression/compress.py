@@ -74,7 +74,8 @@ def compress(
     a search, a form or layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is
     called `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
-    the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
+    the data and get the same plan. Data are read about once in each round; searches and comparisons read some hundred
+    samples again. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
     and for a budget that no plan of the search meets.
     """
     given = model.model if isinstance(model, Calibration) else model

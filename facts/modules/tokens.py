@@ -23,80 +23,54 @@ MERGED = "facts_merged"  # attribute of a block's outputs
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """One pass of merging n tokens: the positions that leave, and those that take them `[N, r]`.
+class Assignment:
+    """One pass of merging n tokens into m: the `places [N, n]` where each goes, and the new `sizes [N, m]`.
 
-    `remaining [N, n - r]` are the positions that stay, in order, and `sizes` their new sizes; `afterwards [N, n]` says
-    where each token goes. Row i of `leaving [N, r, r]` holds the sizes of all tokens that the taker of pair i takes,
-    `totals [N, r, 1]` its new size. If several pairs have one taker, the rows of all but the first are zero.
+    `shares [N, m, n]` are each token's part in a new one: its size over the new one's, zero elsewhere. Merging is a
+    product with them: to add the few rows that change takes as long on a CPU, and twice as many launches on a GPU.
     """
 
-    left: Tensor
-    into: Tensor
-    remaining: Tensor
-    afterwards: Tensor
+    places: Tensor
     sizes: Tensor
-    leaving: Tensor
-    totals: Tensor
+    shares: Tensor
 
     @classmethod
     def nearest(cls, features: Tensor, sizes: Tensor, number: int, num_protected: int, by_cosine: bool = False) -> Self:
-        """Choose `number` pairs, each token of the first kind with its nearest of the second by `features [N, n, k]`.
+        """Merge `number` pairs, each token of the first kind with its nearest of the second by `features [N, n, k]`.
 
         Tokens are dealt out alternately after the first `num_protected`: the first kind leaves, the second takes.
         The distance of tokens a and b of sizes s and t is the increase s t / (s + t) ‖a - b‖², Ward's rule
         (docs/methods.md), or their negative cosine. Equal distances are taken in the order of positions.
         """
-        free = F.normalize(features, dim=-1) if by_cosine else features
-        (a, b), (s, t) = ((each[:, num_protected::2], each[:, num_protected + 1 :: 2]) for each in (free, sizes))
-        distances = -a @ b.mT
-        if not by_cosine:
-            squared = a.square().sum(-1)[..., None] + b.square().sum(-1)[:, None] + 2 * distances
-            distances = squared * (s[..., None] * t[:, None] / (s[..., None] + t[:, None]))
-        nearest = distances.argmin(dim=-1)  # the first of equal ones
-        least = distances.gather(-1, nearest[..., None])[..., 0]
-        left = _order(least)[:, :number]
+        first, second = slice(num_protected, None, 2), slice(num_protected + 1, None, 2)
+        features = F.normalize(features, dim=-1) if by_cosine else features
+        leaving, taking = features[:, first], features[:, second]
+        if by_cosine:
+            distances = -leaving @ taking.mT
+        else:
+            squares, inverse = features.square().sum(-1), sizes.reciprocal()
+            of_both = squares[:, first, None] + squares[:, None, second]
+            distances = torch.baddbmm(of_both, leaving, taking.mT, alpha=-2)
+            distances = distances / (inverse[:, first, None] + inverse[:, None, second])
+        least, nearest = distances.min(dim=-1)  # the first of equal ones
+        left = least.sort(dim=-1, stable=True).indices[:, :number]
         into = num_protected + 1 + 2 * nearest.gather(1, left)
         left = num_protected + 2 * left
-        leaves = torch.zeros_like(sizes, dtype=torch.int64).scatter(1, left, 1)
-        places = torch.arange(sizes.shape[1], device=left.device)
-        remaining = (leaves * sizes.shape[1] + places).sort(dim=-1).values[:, : sizes.shape[1] - number]
-        afterwards = (1 - leaves).cumsum(1) - 1
-        afterwards = afterwards.scatter(1, left, afterwards.gather(1, into))
-        same = into[..., None] == into[:, None]
-        leaving = same * sizes.gather(1, left)[:, None]
-        totals = sizes.gather(1, into)[..., None] + leaving.sum(-1, keepdim=True)
-        sizes = sizes.scatter(1, into, totals[..., 0]).gather(1, remaining)
-        is_first = same.to(torch.int8).argmax(-1) == torch.arange(number, device=left.device)
-        return cls(left, into, remaining, afterwards, sizes, leaving * is_first[..., None], totals)
+        stays = torch.ones_like(sizes, dtype=torch.int64).scatter(1, left, 0)
+        places = stays.cumsum(1) - 1
+        places = places.scatter(1, left, places.gather(1, into))
+        new = torch.arange(sizes.shape[1] - number, device=sizes.device)
+        members = (places[:, None] == new[:, None]) * sizes[:, None]
+        sizes = members.sum(-1)
+        return cls(places, sizes, members / sizes[..., None])
 
     def merged(self, x: Tensor) -> Tensor:
-        """Means `[N, n - r, D]` of tokens, weighted by their sizes."""
-        shares = self.leaving.to(x.dtype) / self.totals.to(x.dtype)
-        changes = shares @ _rows(x, self.left) - shares.sum(-1, keepdim=True) * _rows(x, self.into)
-        return self._changed(x, changes)
+        """Means `[N, m, D]` of tokens, weighted by their sizes."""
+        return self.shares.to(x.dtype) @ x
 
     def summed(self, x: Tensor) -> Tensor:
-        """Sums `[N, n - r, D]` of tokens."""
-        return self._changed(x, (self.leaving > 0).to(x.dtype) @ _rows(x, self.left))
-
-    def _changed(self, x: Tensor, changes: Tensor) -> Tensor:
-        """The tokens that stay, with the changes of the takers added.
-
-        One change per taker is not zero, so the order of additions, which is arbitrary on a GPU, does not matter.
-        """
-        remaining, rows = _rows(x, self.remaining), _flat(self.afterwards.gather(1, self.into), self.remaining)
-        return remaining.flatten(0, 1).index_add_(0, rows, changes.flatten(0, 1)).view_as(remaining)
-
-    def moved(self, x: Tensor, merged: Tensor, g: Tensor) -> Tensor:
-        """The first-order change of each sample's loss `[N]`, Σ g · Δx, with `merged` in place of the tokens `x`.
-
-        `g` holds the gradients of these, summed over the originals of each.
-        """
-        takes = (self.leaving.sum(-1) > 0).to(x.dtype)
-        pairs, times = torch.cat([self.left, self.into], 1), torch.cat([torch.ones_like(takes), takes], 1)
-        moves = _rows(merged, self.afterwards.gather(1, pairs)) - _rows(x, pairs)
-        return (times[..., None] * _rows(g, pairs) * moves).sum(dim=(1, 2))
+        """Sums `[N, m, D]` of tokens."""
+        return (self.shares > 0).to(x.dtype) @ x
 
 
 @dataclass(frozen=True)
@@ -120,13 +94,15 @@ class Tokens:
         return cls(x, torch.ones(x.shape[:2], dtype=torch.float32, device=x.device), places)
 
     @torch.no_grad()
-    def pairs(self, number: int, num_protected: int, directions: Tensor, keys: Tensor | None = None) -> list[Pairs]:
+    def passes(
+        self, number: int, num_protected: int, directions: Tensor, keys: Tensor | None = None
+    ) -> list[Assignment]:
         """Choose what to merge, the nearest first, until `number` tokens remain: half of them in each pass.
 
         The distance is Ward's increase along `directions [k, D]`, or the cosine of `keys [N, n, d]` (Bolya et al.,
         "Token Merging", ICLR 2023).
         """
-        passes: list[Pairs] = []
+        passes: list[Assignment] = []
         with without_autocast(self.x.device):
             features = F.linear(self.x.float(), directions.float()) if keys is None else keys.float()
             sizes, by_cosine = self.sizes, keys is not None
@@ -134,41 +110,29 @@ class Tokens:
                 most = (sizes.shape[1] - num_protected) // 2
                 if passes:
                     features = passes[-1].merged(features)
-                passes.append(Pairs.nearest(features, sizes, min(excess, most), num_protected, by_cosine))
+                passes.append(Assignment.nearest(features, sizes, min(excess, most), num_protected, by_cosine))
                 sizes = passes[-1].sizes
         return passes
 
-    def merged(self, passes: Iterable[Pairs]) -> Self:
-        """Merge the pairs of each pass."""
+    def merged(self, passes: Iterable[Assignment]) -> Self:
+        """Merge in each pass in turn."""
         x, sizes, places = self.x, self.sizes, self.places
         with without_autocast(x.device):
-            for pairs in passes:
-                x, sizes, places = pairs.merged(x), pairs.sizes, pairs.afterwards.gather(1, places)
+            for each in passes:
+                x, sizes, places = each.merged(x), each.sizes, each.places.gather(1, places)
         return type(self)(x, sizes, places)
 
     def restored(self) -> Tensor:
         """Give each original token its merged one `[N, T, D]`; the next block takes the merged ones from this."""
-        restored = _rows(self.x, self.places)
+        restored = rows_at(self.x, self.places)
         setattr(restored, MERGED, self)
         return restored
 
 
-def _order(values: Tensor) -> Tensor:
-    """Positions `[N, n]` by ascending values, equal ones by position; ONNX has no stable sort."""
-    ascending, positions = values.sort(dim=-1)
-    groups = F.pad((ascending[:, 1:] != ascending[:, :-1]).to(torch.int64), (1, 0)).cumsum(dim=-1)  # of equal ones
-    return (groups * values.shape[1] + positions).sort(dim=-1).values % values.shape[1]
-
-
-def _rows(x: Tensor, positions: Tensor) -> Tensor:
+def rows_at(x: Tensor, positions: Tensor) -> Tensor:
     """Rows `[N, n, D]` of each sample at these positions `[N, n]`, in a tenth of the time that `gather` takes."""
-    return x.flatten(0, 1).index_select(0, _flat(positions, x)).view(*positions.shape, -1)
-
-
-def _flat(positions: Tensor, x: Tensor) -> Tensor:
-    """Positions in all samples of x, one after the other."""
     starts = x.shape[1] * torch.arange(x.shape[0], device=x.device)[:, None]
-    return (starts + positions).flatten()
+    return x.flatten(0, 1).index_select(0, (starts + positions).flatten()).view(*positions.shape, -1)
 
 
 @dataclass
@@ -231,7 +195,7 @@ class Merge(nn.Module):
         self.register_buffer("directions", directions)
         self.passages: dict[int, Passage] = {}  # by thread
 
-    def forward(self, tokens: Tokens, keys: Tensor | None = None) -> list[Pairs]:
+    def forward(self, tokens: Tokens, keys: Tensor | None = None) -> list[Assignment]:
         """Choose the passes; none without directions."""
         if self.directions is None:
             return []
@@ -239,16 +203,16 @@ class Merge(nn.Module):
         here = tokens.places.shape[1] - self.num_protected
         number = self.num_protected + max(1, (2 * here * free + all_free) // (2 * all_free))
         if len(self.directions):
-            return tokens.pairs(number, self.num_protected, self.directions)
+            return tokens.passes(number, self.num_protected, self.directions)
         if keys is None:
             raise ValueError(
                 "the keys of this attention are not seen, since it does not call scaled_dot_product_attention or is "
                 "after the merging: take an estimator of both sides, such as facts"
             )
-        return tokens.pairs(number, self.num_protected, self.directions, keys.mean(dim=1))
+        return tokens.passes(number, self.num_protected, self.directions, keys.mean(dim=1))
 
-    def num_operations(self, tokens: Tokens, passes: list[Pairs]) -> int:
-        """Operations of the product with the metric, if it merges any."""
+    def num_operations(self, tokens: Tokens, passes: list[Assignment]) -> int:
+        """Operations of the product with the metric, if it merges any; to add up the merged tokens does not count."""
         return 2 * tokens.x.numel() * len(self.directions) if passes else 0
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from facts.modules.tokens import (
     TokenStream,
     change_block,
     change_within,
+    rows_at,
 )
 from facts.moments.batch import LayerBatch
 from facts.parts.base import SAME, Description, Found, Kind, Part, module_at
@@ -136,10 +137,10 @@ class Merging(Part):
         levels = [count, *range(count - step, 1, -step), 1]
         for number in levels[1:]:
             loss = losses[-1]
-            for pairs in state.pairs(number, 0, directions):
-                merged = state.merged([pairs])
-                loss = loss + pairs.moved(state.x, merged.x, g)
-                state, g = merged, pairs.summed(g)
+            for each in state.passes(number, 0, directions):
+                merged = state.merged([each])
+                loss = loss + (g * (rows_at(merged.x, each.places) - state.x)).sum(dim=(1, 2))
+                state, g = merged, each.summed(g)
             losses.append(loss)
         loss = torch.stack(losses, dim=1)  # [N, levels], from all tokens to one
         known = torch.tensor(levels, device=loss.device)
@@ -189,7 +190,7 @@ class _MergedStream(TokenStream):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = Tokens.of(x.view_as(x))
-        return tokens.merged(tokens.pairs(self.number, self.num_protected, self.directions.to(x.device))).restored()
+        return tokens.merged(tokens.passes(self.number, self.num_protected, self.directions.to(x.device))).restored()
 
 
 def set_tokens(model: nn.Module, counts: Mapping[str, int]) -> None:

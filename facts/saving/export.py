@@ -68,6 +68,7 @@ def export_onnx(
         )
     samples = [] if int8 is None else samples_of(int8, model, example)
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "opset_version": OPSET}
+    options["custom_translation_table"] = {torch.ops.aten.sort.stable: _stable_sort}
     if isinstance(model, OneTensor):
         model.network.set_attn_implementation("eager")  # others cannot be converted for Swin
     with staging(Path(path)) as staged, TemporaryDirectory() as temporary:
@@ -127,6 +128,13 @@ def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     return program
+
+
+def _stable_sort(values: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:
+    """PyTorch's stable sort in ONNX, whose TopK takes equal values in the order of their positions."""
+    opset: Any = import_module("onnxscript").opset20
+    size = opset.Gather(opset.Shape(values), opset.Constant(value_ints=[dim]))
+    return opset.TopK(values, size, axis=dim, largest=int(descending))
 
 
 def _quantize(file: Path, samples: Iterable[Tensor], out: Path) -> None:

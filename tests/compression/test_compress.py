@@ -218,6 +218,25 @@ class TestRefusals:
             facts.compress(model, estimator="pela")
 
 
+class Counted(torch.utils.data.Dataset):
+    """Images that count how often one is read."""
+
+    reads = 0
+
+    def __len__(self):
+        return 3000
+
+    def __getitem__(self, place):
+        self.reads += 1
+        return torch.full((3, 8, 8), place / 3000, dtype=torch.float64), place % 5
+
+
+def test_data_are_read_about_once():
+    data = Counted()
+    facts.compress(make_model(), data, ratio=0.8)
+    assert len(data) < data.reads < 1.4 * len(data)
+
+
 def test_of_two_that_decompose_at_once_the_second_waits(tmp_path, monkeypatch):
     """GFWSVD's gradients, which the first deletes, would be missing otherwise."""
     calls, factors, estimator = [], GFWSVD.factors, GFWSVD()

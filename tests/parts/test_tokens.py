@@ -14,7 +14,7 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
 import facts
-from facts.modules.tokens import Merge, MergedBlock, Pairs, Tokens, change_block
+from facts.modules.tokens import Assignment, Merge, MergedBlock, Tokens, change_block
 from facts.moments.batch import LayerBatch
 from facts.search.programs import TokenProgram
 from tests.networks import image_batches
@@ -56,7 +56,7 @@ def test_the_increase_is_wards():
     x, directions = torch.randn(1, 12, 6), torch.randn(4, 6)
     tokens, spread_before = Tokens.of(x), 0.0
     for number in (9, 7, 4, 2):
-        tokens = tokens.merged(tokens.pairs(number, 1, directions))
+        tokens = tokens.merged(tokens.passes(number, 1, directions))
         means = tokens.x[0][tokens.places[0]]
         within = ((x[0] - means) @ directions.T).square().sum().item()
         assert within > spread_before and tokens.x.shape[1] == number
@@ -64,9 +64,9 @@ def test_the_increase_is_wards():
         assert tokens.sizes.sum() == 12
         spread_before = within
     one = Tokens.of(x)
-    (pairs,) = one.pairs(11, 1, directions)
-    a, b = x[0, pairs.left[0, 0]], x[0, pairs.into[0, 0]]
-    means = one.merged([pairs]).x[0][one.merged([pairs]).places[0]]
+    merged = one.merged(one.passes(11, 1, directions))
+    a, b = x[0, merged.places[0] == merged.sizes[0].argmax()]
+    means = merged.x[0][merged.places[0]]
     expected = 0.5 * ((a - b) @ directions.T).square().sum()
     assert torch.allclose(((x[0] - means) @ directions.T).square().sum(), expected, rtol=1e-5)
 
@@ -74,7 +74,7 @@ def test_the_increase_is_wards():
 def test_nearest_pairs_are_those_of_brute_force():
     torch.manual_seed(1)
     x, sizes, directions = torch.randn(3, 11, 5), torch.randint(1, 4, (3, 11)).float(), torch.randn(5, 5)
-    found = Pairs.nearest(x @ directions.T, sizes, 3, 1)
+    found = Assignment.nearest(x @ directions.T, sizes, 3, 1)
     for sample in range(3):
         best = []
         for a in range(1, 11, 2):
@@ -85,22 +85,23 @@ def test_nearest_pairs_are_those_of_brute_force():
                 costs.append((s * t / (s + t) * gap.square().sum().item(), b))
             best.append((*min(costs), a))
         chosen = sorted(best)[:3]
-        assert found.left[sample].tolist() == [a for _, _, a in chosen]
-        assert found.into[sample].tolist() == [b for _, b, _ in chosen]
+        groups = {a: b for _, b, a in chosen}
+        expected = sorted({*range(11)} - {*groups})
+        assert found.places[sample].tolist() == [expected.index(groups.get(token, token)) for token in range(11)]
 
 
 def test_equal_tokens_are_taken_in_the_order_of_positions():
-    pairs = Pairs.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 2, 1)
-    assert pairs.left.tolist() == [[1, 3]] * 2 and pairs.into.tolist() == [[2, 2]] * 2
+    found = Assignment.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 2, 1)
+    assert found.places.tolist() == [[0, 1, 1, 1, 2, 3, 4, 5, 6]] * 2
 
 
 def test_several_tokens_can_go_into_one():
     x = torch.randn(2, 9, 4, dtype=torch.float64, requires_grad=True)
-    pairs = Pairs.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 3, 1)
-    merged, summed = pairs.merged(x), pairs.summed(x)
+    found = Assignment.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 3, 1)
+    merged, summed = found.merged(x), found.summed(x)
     assert merged[:, 1].allclose(x[:, [1, 2, 3, 5]].mean(1)) and summed[:, 1].allclose(x[:, [1, 2, 3, 5]].sum(1))
-    assert merged[:, [0, 2, 3, 4, 5]].equal(x[:, [0, 4, 6, 7, 8]]) and pairs.sizes.tolist() == [[1, 4, 1, 1, 1, 1]] * 2
-    assert torch.autograd.gradcheck(pairs.merged, x)
+    assert merged[:, [0, 2, 3, 4, 5]].equal(x[:, [0, 4, 6, 7, 8]]) and found.sizes.tolist() == [[1, 4, 1, 1, 1, 1]] * 2
+    assert torch.autograd.gradcheck(found.merged, x)
 
 
 def test_without_merging_the_outputs_are_the_originals():
@@ -273,7 +274,7 @@ def test_slopes_are_the_gradients_times_the_moves(prepared):
     lost = part.slopes(LayerBatch(x, g), decomposition).flip(-1).cumsum(-1).flip(-1)  # at 0 .. T - 1 tokens
     tokens = Tokens.of(x)
     for left in range(len(x[0]) - 1, 0, -1):  # one at a time, as 16 levels of 16 tokens
-        tokens = tokens.merged(tokens.pairs(left, 0, decomposition.right.float()))
+        tokens = tokens.merged(tokens.passes(left, 0, decomposition.right.float()))
         expected = (g * (tokens.restored() - x)).sum(dim=(1, 2))
         assert torch.allclose(lost[:, part.protected + left], expected, atol=1e-4)
 
