@@ -5,7 +5,7 @@ view of values by NumPy.
 """
 
 import functools
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
@@ -69,6 +69,8 @@ def moved(method, tensor, *rest, **kwargs):
     for each in (*rest, kwargs.get("device"), kwargs.get("dtype")):
         target = torch.device(each) if isinstance(each, str | torch.device) else getattr(each, "device", target)
         dtype = each if isinstance(each, torch.dtype) else getattr(each, "dtype", dtype)
+    if target.type == "meta":
+        return method(values_of(tensor), *rest, **kwargs)
     if isinstance(tensor, OnCuda) != (target.type == "cuda"):
         tensor = OnCuda(tensor.detach().clone()) if target.type == "cuda" else tensor.values.detach().clone()
     return tensor if dtype in (None, tensor.dtype) else tensor.type(dtype)
@@ -102,6 +104,9 @@ def pretended_cuda():
         "mem_get_info": lambda device=None: (2**34, 2**34),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,
+        "device_of": lambda tensor: nullcontext(),
+        "empty_cache": lambda: None,
+        "synchronize": lambda device=None: None,
     }
     leave = {"__enter__": enter_no_grad, "__exit__": lambda mode, *error: mode.other.__exit__(*error)}
     patches = [replaced(torch, name, made) for name in MAKERS]

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
+from experiments.runner import open_cell, run_cell
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.modules.lowrank import LowRankLayer
 from tests.devices.pretended import pretended_cuda, values_of
@@ -42,6 +43,17 @@ def test_a_compression_and_its_recovery(name):
         there = weights(make().to("cuda"), batches, **options)
     for place, tensor in here.items():
         torch.testing.assert_close(there[place], tensor, rtol=1e-5, atol=1e-6, msg=place)
+
+
+def test_a_cell(cell_config, monkeypatch):
+    small = ["task.mini.num_calibration=64", "task.mini.num_sensitivity=16"]
+    small += ["parts='units,tokens'", "search=cors_fisher"]
+    here = run_cell(open_cell(cell_config(*small)))
+    with pretended_cuda():
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a pretended GPU")
+        there = run_cell(open_cell(cell_config(*small, "hardware=cuda")))
+    assert there.metrics == pytest.approx(here.metrics, rel=1e-3) and there.fingerprint != here.fingerprint
 
 
 def halves(model, estimator):
