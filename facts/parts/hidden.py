@@ -105,9 +105,9 @@ class HiddenUnit(Unit):
 
     def restored(self, linear: LinearLayer, tensors: Mapping[str, Tensor]) -> Decomposition:
         order, values = tensors["order"], tensors["right"]
-        if not order.sort().values.equal(torch.arange(self.width)):
+        if not order.sort().values.equal(torch.arange(self.width, device=order.device)):
             raise ValueError("its order is not a permutation")
-        triangle = torch.eye(self.width, dtype=values.dtype)
+        triangle = torch.eye(self.width, dtype=values.dtype, device=values.device)
         triangle[_below(self.width)] = values
         right = torch.zeros_like(triangle)
         right[:, order] = triangle

@@ -158,7 +158,8 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
             if max((rank or 1 for rank, _ in content.errors[name]), default=math.inf) > part.largest:
                 raise ValueError(f"{name} cannot have these ranks")
         _refuse_other_shapes(calibration, header)
-        tensors = load_file(path)
+        device = next(dense.model.parameters()).device
+        tensors = {key: tensor.to(device) for key, tensor in load_file(path).items()}
         decompositions = {name: _restored(calibration, name, tensors) for name in calibration.linears}
     except UNFIT as error:
         reason = " ".join(str(error).split())

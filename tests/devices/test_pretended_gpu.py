@@ -45,6 +45,15 @@ def test_a_compression_and_its_recovery(name):
         torch.testing.assert_close(there[place], tensor, rtol=1e-5, atol=1e-6, msg=place)
 
 
+def test_a_cut_of_an_elastic_folder(tmp_path):
+    model, (inputs, _) = make_vit(), LARGER[0]
+    facts.save_elastic(facts.compress(model, LARGER, parts="units", ratio=0.6), tmp_path)
+    here = facts.load_compressed(tmp_path, make_vit(), ratio=0.7).model(inputs)
+    with pretended_cuda():
+        there = facts.load_compressed(tmp_path, make_vit().to("cuda"), ratio=0.7).model(inputs.to("cuda"))
+        torch.testing.assert_close(values_of(there), here, rtol=1e-6, atol=1e-8)
+
+
 def test_a_cell(cell_config, monkeypatch):
     small = ["task.mini.num_calibration=64", "task.mini.num_sensitivity=16"]
     small += ["parts='units,tokens'", "search=cors_fisher"]
