@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from experiments.cell import Cell, results_folder
-from experiments.config import Experiment, as_json, composed, instantiate
+from experiments.config import Experiment, as_json, composed, instantiate, plain
 from experiments.grid import GridCell, by_data
 from experiments.record import Record, published_records, read_records
 from facts.cost.count import count_params, meta_input
@@ -110,7 +110,14 @@ def recorded(cell: Cell, records: Mapping[str, Record]) -> Record | None:
     """Find a cell's record among `latest_records`, without its network or data."""
     config = cell.config
     weights = weights_of(as_json(config.model[config.profile.name]))
-    return records.get(json.dumps([cell.identity, weights]))
+    return records.get(_key(cell.identity, weights, plain(config)))
+
+
+def _key(identity: Mapping[str, Any], weights: Mapping[str, str], config: Mapping[str, Any]) -> str:
+    """What tells records apart before a run knows the network and the data; files may have moved."""
+    model, task = (config[group][config["profile"]["name"]] for group in ("model", "task"))
+    arguments = tree_map_only(str, lambda _: "", model)
+    return json.dumps([identity, weights, arguments, task.get("num_calibration")], sort_keys=True)
 
 
 @lru_cache
@@ -120,9 +127,9 @@ def weights_of(recipe: str) -> dict[str, str]:
 
 
 def latest_records(folder: Path) -> dict[str, Record]:
-    """Find the latest record of each identity and weights in a folder."""
+    """Find the latest record of each cell in a folder."""
     records = sorted(read_records(folder), key=lambda record: record.time)
-    return {json.dumps([record.identity, record.weights]): record for record in records}
+    return {_key(record.identity, record.weights, record.config): record for record in records}
 
 
 def choices(config: Mapping[Any, Any], groups: Iterable[str]) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     with pytest.raises(ZeroDivisionError):
         run_cell(open_cell(failing))
     assert state(failing) == "failed"
+    for other in ("model.mini.arguments.num_classes=3", "task.mini.num_calibration=64"):
+        assert state(cell_config("estimator=svd_llm", other)) == "to do"
     assert state(cell_config("estimator.shrinkage_row=3")) == "blocked (ValueError)"
     missing = cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")
     assert state(missing) == "blocked (FileNotFoundError)"
