@@ -116,7 +116,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 ALIGNMENT = 8  # values: a GPU's fast products take rows that start at multiples of 16 or 32 bytes
 SYMMETRIC_BLOCKS = 8
 MIN_BLOCKED_SIZE = 512
-MIN_BLOCKED_SIZE_ON_GPU = 2048  # below, the whole product takes less time than its parts; above, four parts are best
+MIN_BLOCKED_SIZE_ON_GPU = 2048  # larger products come in four parts, for a few launches; not measured yet
 
 
 def aligned_empty(like: Tensor, width: int) -> Tensor:
@@ -137,7 +137,7 @@ def _block_size(size: int, device: torch.device) -> int:
 def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | None = None) -> None:
     """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[N, T, d]` tensors and `[N, T]` weights.
 
-    Only the lower blocks are computed, 56 % of the products; `mirror` fills in the rest once, at the end.
+    Of large ones, only the lower blocks are computed, on a CPU 56 % of the products; `mirror` fills in the rest once.
     """
     if weights is not None:
         left = torch.mul(left, weights[..., None], out=aligned_empty(left, left.shape[-1]))
