@@ -114,7 +114,7 @@ def recorded(cell: Cell, records: Mapping[str, Record]) -> Record | None:
 
 
 def _key(identity: Mapping[str, Any], weights: Mapping[str, str], config: Mapping[str, Any]) -> str:
-    """What tells records apart before a run knows the network and the data; files may have moved."""
+    """Return what tells records apart without the network and the data; texts do not count, as files may have moved."""
     model, task = (config[group][config["profile"]["name"]] for group in ("model", "task"))
     arguments = tree_map_only(str, lambda _: "", model)
     return json.dumps([identity, weights, arguments, task.get("num_calibration")], sort_keys=True)

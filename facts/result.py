@@ -60,7 +60,7 @@ class RecoverySummary:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the whole network costs before and after, and what was allowed.
+    """Costs of the whole network before and after, and those that were allowed.
 
     - `before` and `after`: by the paper's rule; `full_flops`: both by the full rule, with attention's own products,
       None if unknown
@@ -224,7 +224,7 @@ class Summary:
 
     @property
     def recovery(self) -> RecoverySummary | None:
-        """What a recovery did; None without one."""
+        """Outcome of a recovery; None without one."""
         return self.quality.recovery
 
     @property

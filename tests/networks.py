@@ -211,13 +211,13 @@ def same_weights(first, second):
 
 
 def relative_error(actual, expected):
-    """Of two tensors, in the Frobenius norm."""
+    """Relative error of a tensor, in the Frobenius norm."""
     return float((actual - expected).detach().norm() / expected.detach().norm())
 
 
 @torch.inference_mode()
 def compiled_outputs(model, inputs, backend):
-    """Of the model as one graph."""
+    """Outputs of the model, compiled as one graph."""
     return torch.compile(model, backend=backend, fullgraph=True)(inputs)
 
 

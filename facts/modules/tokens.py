@@ -223,7 +223,7 @@ class Merge(nn.Module):
 
 
 def _thread() -> int:
-    """What separates calls of one network in several threads; a compiler follows one."""
+    """Return the number of this thread, by which calls of one network are kept apart; a compiler follows only one."""
     return 0 if torch.compiler.is_compiling() else get_ident()
 
 

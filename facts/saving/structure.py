@@ -44,7 +44,7 @@ def refuse_unsavable(model: nn.Module) -> None:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a file of the network holds: each tensor once, contiguous, in memory of its own."""
+    """Return each tensor that a file of the network holds, once, contiguous, in memory of its own."""
     named = {id(tensor): (name, tensor.detach()) for name, tensor in sorted(tensors_of(model).items(), reverse=True)}
     names, tensors = zip(*named.values(), strict=True)
     return {name: each.contiguous() for name, each in zip(names, apart(tensors), strict=True)}

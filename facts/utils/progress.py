@@ -189,7 +189,7 @@ def progress_of(what: str) -> Iterator[Show]:
 
 @dataclass(eq=False)
 class _Work:
-    """What is running, and how far it was when it was last shown."""
+    """Work that is running, and how far it was when it was last shown."""
 
     what: str
     start: float
