@@ -58,8 +58,12 @@ class MILPSearch(Search):
             raise reason
         if problem.sensitivity is None:
             return min(plans, key=lambda each: each[1].error)
-        batches, originals = list(FirstSamples(problem.sensitivity, NUM_COMPARED)), list[Any]()
-        return min(plans, key=lambda each: measured(problem, each[0], batches, originals))
+        samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, NUM_COMPARED)]
+        best, least = plans[0], math.inf
+        for each in plans:
+            if (error := measured(problem, each[0], samples, least)) < least:
+                best, least = each, error
+        return best
 
     def _widths(
         self, problem: AllocationProblem, errors: Profile, tokens: Mapping[str, int | None]
@@ -80,19 +84,20 @@ class MILPSearch(Search):
         return {name: tokens[name] if name in tokens else chosen[name] for name in errors}, solution
 
 
-def measured(problem: AllocationProblem, plan: Plan, batches: Iterable[Batch], originals: list[Any]) -> float:
-    """The mean error of the outputs with a plan; the original's, `originals`, are computed for the first one."""
-    calibration = problem.calibration
+def measured(problem: AllocationProblem, plan: Plan, samples: Iterable[tuple[Batch, list[Any]]], most: float) -> float:
+    """The summed error of the outputs with a plan; infinite as soon as it exceeds `most`.
+
+    Beside each batch are the original's outputs, which are computed for the first plan.
+    """
+    calibration, total = problem.calibration, 0.0
     changed = calibration.apply(plan, problem.decompositions)
-    found = distance(
-        calibration.model,
-        changed,
-        batches,
-        calibration.output_error,
-        calibration.execution.precision,
-        originals=originals,
-    )
-    return math.inf if found is None else found.mean
+    how = calibration.output_error, calibration.execution.precision
+    for batch, originals in samples:
+        found = distance(calibration.model, changed, [batch], *how, originals=originals)
+        total += found.mean * found.num_samples if found else 0.0
+        if total > most:
+            return math.inf
+    return total
 
 
 @dataclass(frozen=True)

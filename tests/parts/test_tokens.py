@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from torch import nn
 import facts
 from facts.modules.tokens import Assignment, Merge, MergedBlock, Tokens, change_block
 from facts.moments.batch import LayerBatch
+from facts.search import programs
 from facts.search.programs import TokenProgram
 from tests.networks import image_batches
 
@@ -299,6 +301,20 @@ def test_the_program_finds_the_plan_of_brute_force(prepared):
             for each in itertools.combinations_with_replacement(offered, 3)
         )
         assert total(found, price) == pytest.approx(min(total(plan, price) for plan in plans))
+
+
+def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
+    """Though measuring one that is worse stops early."""
+    errors, plans, measured = [], [], programs.measured
+
+    def noted(problem, plan, samples, most):
+        plans.append(plan)
+        errors.append(measured(problem, plan, samples, math.inf))
+        return measured(problem, plan, samples, most)
+
+    monkeypatch.setattr(programs, "measured", noted)
+    found = facts.compress(prepared, ratio=0.6, budget=facts.Budget(rounds=()))
+    assert len({*errors}) > 1 and found.plan == plans[errors.index(min(errors))]
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.8])
