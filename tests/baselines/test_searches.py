@@ -36,7 +36,7 @@ def test_the_gradient_is_finite_where_values_tie(values):
 
 
 def test_the_gradient_of_the_ranks_is_that_of_finite_differences():
-    """Of the network's loss and of the cost, at ranks that are not whole."""
+    """Both gradients, of the network's loss and of the cost, at ranks that are not whole."""
     problem = make_problem()
     layers = [TruncatedLayer(problem, name, 3.0) for name in problem.layers]
     (images, labels), *_ = image_batches([8])
@@ -159,7 +159,7 @@ def test_no_choice_can_go_up_within_the_budget():
 
 
 def test_evolution_finds_the_best_plan_of_a_small_space():
-    """Of all plans to which no choice can be added within the budget, by the errors of the untrained supernet."""
+    """The best of all plans that can take no more within the budget, by the errors of the untrained supernet."""
     problem = make_problem()
     choices = {name: ranks for name, ranks in offered(problem, RATIOS).items() if name != "vector"}
     dense = dict.fromkeys(problem.layers)
@@ -216,7 +216,7 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(search, before, afte
     ],
 )
 def test_training_moves_ranks_to_the_layer_that_matters(search):
-    """Of two layers of one shape the outputs of one are all but ignored; the other ends with more of the budget."""
+    """The outputs of one of two layers of one shape are all but ignored; the other ends with more of the budget."""
 
     class Fork(nn.Module):
         def __init__(self):

@@ -35,7 +35,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def compressed(tmp_path_factory, photos):
-    """What `facts compress` printed, and where it wrote."""
+    """The output of `facts compress`, and the folder that it wrote."""
     folder = tmp_path_factory.mktemp("compressed") / "vit"
     arguments = ["compress", *VIT, "--data", str(photos), "--ratio", "0.4", "--out", str(folder)]
     result = CliRunner().invoke(app, arguments)

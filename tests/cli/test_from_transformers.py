@@ -39,7 +39,7 @@ def dataset(photos):
 
 
 def accuracy(folder, images, labels):
-    """Of the network by transformers' own means."""
+    """Measure the network by transformers' own means."""
     model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     with torch.no_grad():

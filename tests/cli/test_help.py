@@ -1,4 +1,4 @@
-"""What the command line prints before it does anything: help, lists of choices, completion, errors."""
+"""Output of the command line before it does anything: help, lists of choices, completion, errors."""
 
 import json
 import os

@@ -255,7 +255,7 @@ def test_the_change_of_weight_and_bias_is_the_best_of_its_rank():
 
 @pytest.mark.parametrize(("estimator", "form"), [("svd_llm", "plain"), ("asvd", "pivoted"), ("facts", "pivoted")])
 def test_the_output_of_the_mean_is_kept(estimator, form):
-    """Of the mean of all inputs, where that is what the method weighs them by; else of another one."""
+    """The mean is that of all inputs, where the method weighs them by it; else another one."""
     model, batches = make_model(), image_batches([8] * 8)
     result = compress_on_all(model, batches, fit_bias=True, estimator=estimator, search="uniform", form=form, ratio=0.4)
     images = torch.cat([images for images, _ in batches])

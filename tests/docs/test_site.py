@@ -23,7 +23,7 @@ def site(tmp_path_factory) -> Path:
 
 
 class References(HTMLParser):
-    """What a page loads, and the places in it to which a link may lead."""
+    """Files that a page loads, and the places in it to which a link may lead."""
 
     def __init__(self, path: Path):
         super().__init__()

@@ -60,7 +60,7 @@ def measured(top1: dict[str, float]) -> list[GridCell]:
 
 
 def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(experiment, tmp_path):
-    """Of 400 images, three more are less than two standard errors; that the original is ahead does not count."""
+    """Three images more, of 400, are less than two standard errors; that the original is ahead does not count."""
     entries = entries_of(experiment, measured({"Baseline": 98, "A": 61.5, "B": 62.25, "C": 25}), comparable=False)
     shown = {entry.row: as_text(entry) for entry in entries if entry.metric == "top1"}
     expected = {"Baseline": "98.0 ± 0.7", "A": "61.5 ± 2.4*", "B": "62.2 ± 2.4*", "C": "25.0 ± 2.2"}

@@ -89,7 +89,7 @@ EXPERIMENT = OmegaConf.structured(demo(axis_title="Ratio", figure="ablation", ro
 
 
 def test_an_offline_run_keeps_it_with_the_results(cell_config, tmp_path, caplog, monkeypatch):
-    """Of a cell that is done, one that failed, and one that has not run."""
+    """One cell is done, one failed, and one has not run."""
     config = cell_config("estimator=pela")
     record = run_cell(open_cell(config))
     places = [GridCell("demo", "a", "Net", config, "done", record), GridCell("demo", "b", "Net", config, "failed")]

@@ -47,7 +47,7 @@ def grids() -> list[list[GridCell]]:
 
 @pytest.fixture
 def steps(monkeypatch) -> list[tuple[str, str, str]]:
-    """What was run, in order; the runs are made up."""
+    """The parts that were run, in order; the runs are made up."""
     steps = []
 
     def run_cells(cells: list[GridCell]) -> None:
@@ -119,7 +119,7 @@ def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, ca
 
 @pytest.mark.system
 def test_jobs_of_a_launcher_run_the_parts_and_the_report_draws_them(command, monkeypatch, tmp_path):
-    """Of the table of throughput, whose two cells are timed, of networks without weights."""
+    """The table of throughput, whose two cells are timed, of networks without weights."""
     given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64"]
     given += ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
     with pytest.raises(SystemExit, match=r"as jobs: add -m 'part=range\(2\)'"):

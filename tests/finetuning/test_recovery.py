@@ -81,7 +81,7 @@ class Auxiliary(torch.nn.Module):
 
 
 def test_heads_for_training_are_left_out():
-    """What else differs in training mode, such as dropout, does so."""
+    """Dropout, and all else that differs in training mode, does so."""
     batches = image_batches(SIZES, dtype=torch.float32)
     recovered = facts.recover(facts.compress(Auxiliary(), batches, ratio=0.4, form="plain"), batches, **RECIPE)
     assert recovered.summary.recovery.after < recovered.summary.recovery.before

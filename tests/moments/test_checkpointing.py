@@ -122,7 +122,7 @@ def test_blocks_behind_the_first_layer_run_twice_and_those_before_it_once():
 
 
 def test_less_memory_is_taken():
-    """Of twelve blocks one keeps its activations at a time."""
+    """One of twelve blocks keeps its activations at a time."""
     model, peaks = make_vit(depth=12), {}
     layers = select_layers(model).layers
     for blocks in ((), tuple(blocks_of(model, layers.values()))):

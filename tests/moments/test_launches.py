@@ -1,4 +1,4 @@
-"""What a batch of the data pass costs beside its arithmetic: launches of kernels, of some 20 µs each."""
+"""Costs of a batch of the data pass beside its arithmetic: launches of kernels, of some 20 µs each."""
 
 import pytest
 import timm

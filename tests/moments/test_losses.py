@@ -19,7 +19,7 @@ def grams(model, batches, loss):
 
 
 def test_labels_follow_the_networks_probabilities():
-    """Of 40,000 draws a share is known to 0.0025 at most: four times that."""
+    """A share of 40,000 draws is known to 0.0025 at most: four times that."""
     logits = torch.tensor([0.0, 1.0, -2.0]).expand(40000, 3)
     seen = []
     SampledLabels(lambda outputs, labels: seen.append(labels))(logits, None)

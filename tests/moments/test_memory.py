@@ -72,7 +72,7 @@ def test_parts_hold_every_sample_once():
 
 @pytest.fixture
 def no_collector():
-    """What is freed is freed at once, not when Python next looks for cycles."""
+    """Memory is freed at once, not when Python next looks for cycles."""
     gc.disable()
     yield
     gc.enable()

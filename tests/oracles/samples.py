@@ -1,4 +1,4 @@
-"""What each sample does to each layer: one forward and one backward pass a sample, nothing shared with the library."""
+"""Effects of each sample on each layer: one forward and one backward pass a sample, nothing shared with the library."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the processes of a job do in test_parallel.py: `torchrun --module tests.parallel.together TASK FOLDER`."""
+"""Work of the processes of a job in test_parallel.py: `torchrun --module tests.parallel.together TASK FOLDER`."""
 
 import math
 import os
@@ -55,7 +55,7 @@ def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY) -> dict[str, dict
 
 
 def plans(folder: Path) -> list[dict]:
-    """Of rank searches that measure and that differentiate; the second time from the cache."""
+    """Plans of rank searches that measure and that differentiate; the second time from the cache."""
     return [
         facts.compress(
             make_model(), image_batches(SIZES), search=search, ratio=0.6, execution=facts.Execution(cache=folder)

@@ -66,7 +66,7 @@ class TestWindows:
         assert values.tolist() == pytest.approx([-0.25, 1.375])
 
     def test_no_overshoot(self):
-        """What the windows are for: one cubic through all nine points of `qkv` falls below zero."""
+        """The purpose of windows: one cubic through all nine points of `qkv` falls below zero."""
         ratios, errors = curve("attn.qkv", "measured")
         queries = np.linspace(0.1, 0.9, 81)
         assert interpolate_profile(ratios, errors, queries, "cubic").min() < 0

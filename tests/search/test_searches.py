@@ -1,4 +1,4 @@
-"""What holds for every search, baselines included, and the own rule of each of the package's."""
+"""Facts that hold for every search, baselines included, and the own rule of each of the package's."""
 
 import itertools
 import math

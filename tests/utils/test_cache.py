@@ -1,4 +1,4 @@
-"""What was computed is kept, found again, never mixed up, and never trusted when damaged."""
+"""Results are kept, found again, never mixed up, and never trusted when damaged."""
 
 import copy
 import importlib.util
@@ -152,7 +152,7 @@ def test_comments_and_docstrings_do_not_count_but_statements_do(tmp_path):
 
 
 def test_a_moment_of_another_code_is_kept_apart(tmp_path):
-    """Of the same name and fields, whether one's own changed or one is called as the package's is."""
+    """Its name and fields are the same, whether one's own changed or one is called as the package's is."""
     spec = "from facts.moments import InputGram as Base\n\n\nclass InputGram(Base):\n    size = {}\n"
     keys = {InputGram().key}
     for number in range(2):
