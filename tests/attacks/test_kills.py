@@ -1,4 +1,4 @@
-"""Tables and sweeps whose runs are killed: they come out alike, no cell is run twice, and none is lost."""
+"""A table whose run is killed comes out alike, no cell is run twice, and none is lost."""
 
 import json
 import os
@@ -8,31 +8,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 
 import experiments.reproduce
 from experiments.config import CONF
-from facts.utils.files import locked
 
 pytestmark = [pytest.mark.attack, pytest.mark.system]
-
-
-@contextmanager
-def process_group(command: list[Any], log: IO[str]) -> Iterator[subprocess.Popen]:
-    """Run a command on one thread with its output in a log; what is left of it at the end is killed."""
-    streams = {"stderr": subprocess.STDOUT, "start_new_session": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    with subprocess.Popen(command, cwd=Path(CONF).parent, stdout=log, **streams) as process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
 
 NUM_CELLS = 4  # DeiT-B's Baseline, SVD-LLM, FACTS and FACTS + CoRS
 LEFT_OUT = [f"columns.{name}-B" for name in ("Swin", "ConvNeXt", "MambaVision")]
@@ -41,18 +26,25 @@ TABLE = ["experiment=classification_50", *(f"~experiment.{part}" for part in LEF
 TABLE += ["task.mini.num_calibration=64", "tracking=off", "seeds=1"]
 
 
+@contextmanager
+def reproducing(results: Path, log: Path, *overrides: str) -> Iterator[subprocess.Popen]:
+    """Make the table on one thread with its output in a log; what is left of the run at the end is killed."""
+    command = [sys.executable, "-m", "experiments.reproduce", *TABLE, f"results={results}", *overrides]
+    own = {"cwd": Path(CONF).parent, "start_new_session": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **own) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def stamps(results: Path) -> dict[str, int]:
     """When the record of each finished cell was written; none has needed a second attempt."""
     paths = list((results / "mini/records").glob("*.json"))
     records = [json.loads(path.read_text()) for path in paths]
     assert all((record["status"], record["attempt"]) == ("done", 1) for record in records)
     return {path.stem: path.stat().st_mtime_ns for path in paths}
-
-
-def wait_for_cells(process: subprocess.Popen, results: Path, number: int) -> None:
-    while len(list((results / "mini/records").glob("*.json"))) < number:
-        assert process.poll() is None, (results / "log").read_text()
-        time.sleep(0.02)
 
 
 def are_alive_in(group: int) -> bool:
@@ -71,12 +63,15 @@ def numbers(results: Path) -> str:
 
 
 def test_a_table_survives_a_kill(tmp_path, monkeypatch, capsys):
-    """The process that began the workers is killed alone: they end by themselves, which it could not tell them."""
-    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    killed.mkdir()
-    command = [sys.executable, "-m", "experiments.reproduce", *TABLE, "workers=2", f"results={killed}"]
-    with (killed / "log").open("w") as log, process_group(command, log) as process:
-        wait_for_cells(process, killed, 2)
+    """The process that began the workers is killed alone: they end by themselves, which it could not tell them.
+
+    Of two that then run what is left at once, either runs a cell, but not both.
+    """
+    killed, undisturbed, *logs = (tmp_path / name for name in ("killed", "undisturbed", "0", "1", "2"))
+    with reproducing(killed, logs[0], "workers=2") as process:
+        while len(list((killed / "mini/records").glob("*.json"))) < 2:
+            assert process.poll() is None, logs[0].read_text()
+            time.sleep(0.02)
         process.kill()
         deadline = time.monotonic() + 60
         while are_alive_in(process.pid):
@@ -85,52 +80,21 @@ def test_a_table_survives_a_kill(tmp_path, monkeypatch, capsys):
     before = stamps(killed)
     assert 2 <= len(before) < NUM_CELLS
 
+    with reproducing(killed, logs[1], "part=0") as first, reproducing(killed, logs[2], "part=0") as second:
+        ended = first.wait(), second.wait()
+    printed = "\n".join(log.read_text() for log in logs[1:])
+    assert ended == (0, 0), printed
+    after = stamps(killed)
+    assert len(after) == NUM_CELLS and before.items() <= after.items()
+    assert Counter(re.findall(r"\((\w{16})\) runs, attempt", printed)) == dict.fromkeys(after.keys() - before.keys(), 1)
+    assert "data pass for" in logs[0].read_text() and "data pass for" not in printed
+
     monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
     for results in (killed, undisturbed):
         own = ["workers=1", f"results={results}", "hydra/job_logging=none"]
         monkeypatch.setattr(sys, "argv", ["reproduce", *TABLE, *own])
         experiments.reproduce.main()
         assert "report: " in capsys.readouterr().out
-    after = stamps(killed)
-    assert len(after) == NUM_CELLS and before.items() <= after.items()
+    assert stamps(killed) == after
     assert numbers(killed) == numbers(undisturbed)
     assert numbers(killed).count(",done,") > 7
-
-
-FOUR = ["estimator=pela,svd_llm", "ratio=0.3,0.4"]
-RANDOM = ["model.mini.weights=random", "task.mini.num_calibration=64"]
-
-
-@contextmanager
-def sweep(results: Path, log: Path, *overrides: str) -> Iterator[subprocess.Popen]:
-    """A sweep in a process of its own, which is killed at the end of the block unless it has ended."""
-    command = [sys.executable, "-m", "experiments.run", "-m", "model=deit_b", "search=uniform", "tracking=off"]
-    command += [*RANDOM, f"results={results}", *overrides]
-    with log.open("w") as file, process_group(command, file) as process:
-        yield process
-
-
-def runs(logs: Iterable[Path]) -> Counter[str]:
-    """How often each cell was run."""
-    return Counter(re.findall(r"\((\w{16})\) runs, attempt", "\n".join(log.read_text() for log in logs)))
-
-
-def test_of_a_killed_sweep_two_at_once_run_each_cell_that_is_left_and_the_data_pass_once(tmp_path):
-    killed_log, *logs = (tmp_path / f"{number}.log" for number in (1, 2, 3))
-    with sweep(tmp_path, killed_log, *FOUR) as killed:
-        while not list((tmp_path / "mini/records").glob("*.json")) and killed.poll() is None:
-            time.sleep(0.02)
-    for path in (tmp_path / "mini/locks").glob("*.lock"):
-        with locked(path):  # whoever held it is dead by now
-            pass
-    before = stamps(tmp_path)
-    assert 1 <= len(before) < 4
-
-    with sweep(tmp_path, logs[0], *FOUR) as first, sweep(tmp_path, logs[1], *FOUR) as second:
-        assert (first.wait(), second.wait()) == (0, 0), "\n".join(log.read_text() for log in logs)
-    after = stamps(tmp_path)
-    assert len(after) == 4 and before.items() <= after.items()
-    assert runs(logs) == dict.fromkeys(after.keys() - before.keys(), 1)
-    began, *later = (log.read_text().count("data pass for") for log in (killed_log, *logs))
-    assert sum(later) in ({0, 1} if began else {1})  # what the killed one began may be cached
-    assert logs[1].read_text().count(": top1") == 4
