@@ -34,6 +34,7 @@ from facts.moments.losses import (
     tensors_of,
 )
 from facts.utils.batches import batch_size, described, first_of, in_parts, to_device
+from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ def refuse_unfit_functions(
         try:
             float(output_error(outputs, outputs))
         except Exception as error:  # from anybody's code, on any input
-            first, *_ = str(error).splitlines() or [repr(error)]
+            first = first_line(error)
             raise ValueError(
                 f"{getattr(output_error, '__name__', 'output_error')} cannot compare the outputs of "
                 f"{type(model).__name__}, {described(outputs)} ({first}): give facts.prepare(..., output_error=), a "

@@ -37,6 +37,7 @@ from facts.tasks.classification.base import are_right, data_config, evaluate_fea
 from facts.tasks.classification.images import ImageFolder
 from facts.tasks.language import Corpus, Split, losses_of_windows
 from facts.utils.hub import REPOSITORY
+from facts.utils.options import first_line
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
     TIMM: (TimmModel, timm.models.is_model, timm.list_models),
@@ -129,10 +130,9 @@ def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple
         with torch.no_grad():
             run(network, batch_of(network, shape, 1))
     except Exception as error:  # networks may raise anything
-        first, *_ = str(error).splitlines() or [repr(error)]
         raise ValueError(
-            f"{type(network).__name__} cannot read images of shape {list(shape)} ({first}): have the function that "
-            'builds it set pretrained_cfg = {"input_size": (C, H, W)}'
+            f"{type(network).__name__} cannot read images of shape {list(shape)} ({first_line(error)}): have the "
+            'function that builds it set pretrained_cfg = {"input_size": (C, H, W)}'
         ) from error
     return shape
 
@@ -210,8 +210,7 @@ def _device(name: str | None) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:  # depending on the name and on how PyTorch was built
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"there is no device {name!r} here ({reason})") from error
+        raise ValueError(f"there is no device {name!r} here ({first_line(error)})") from error
 
 
 Data = ImageFolder | Corpus

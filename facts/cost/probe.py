@@ -18,6 +18,7 @@ from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
 from facts.modules.networks import autocast, evaluating, frozen, hooked, run
 from facts.utils.batches import batch_size, described, first_sample, has_row_per_sample, to_device
+from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Probe:
             except UNABLE as error:
                 if inputs is None:
                     raise
-                first, *_ = str(error).splitlines() or [repr(error)]  # compilers write hundreds of lines
+                first = first_line(error)
                 log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, first)
         if traced is None and has_row_per_sample(inputs):
             sample = to_device(first_sample(inputs), next(model.parameters()).device)
@@ -130,7 +131,7 @@ def _of_sample(
         except (_CalledByKeyword, torch.OutOfMemoryError):
             raise
         except MISREAD as error:
-            first, *_ = str(error).splitlines() or [repr(error)]
+            first = first_line(error)
             raise ValueError(
                 f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({first}): a batch has "
                 "its samples along the first axis, images as [N, C, H, W] in the type of the weights; it is (inputs, "

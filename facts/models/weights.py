@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from facts.utils.hub import offline
+from facts.utils.options import first_line
 
 ROOT = Path(__file__).parents[2]  # contains the packages `facts` and `experiments`
 INDEX = ".safetensors.index.json"  # lists the files of weights in several
@@ -46,7 +47,7 @@ def fetch(repository: str) -> Path:
         return _download(repository)
     except OSError as error:
         raise FileNotFoundError(
-            f"the weights of {repository} could not be fetched ({_first_line(error)}). Connect to huggingface.co once, "
+            f"the weights of {repository} could not be fetched ({first_line(error)}). Connect to huggingface.co once, "
             "or set weights to a checkpoint file or a folder with them."
         ) from error
 
@@ -106,7 +107,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except UnpicklingError as error:
         raise ValueError(f"the checkpoint {path} cannot be read (not PyTorch tensors); fetch it again") from error
     except (SafetensorError, RuntimeError, EOFError) as error:
-        raise ValueError(f"the checkpoint {path} cannot be read ({_first_line(error)}); fetch it again") from error
+        raise ValueError(f"the checkpoint {path} cannot be read ({first_line(error)}); fetch it again") from error
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping):
             content = content.get(key, content)
@@ -162,7 +163,3 @@ def sha256(path: Path) -> str:
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -24,7 +24,7 @@ from facts.parts import kinds_of, linked, part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS, Description
 from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
-from facts.saving.save import save_compressed, write_card
+from facts.saving.save import save_compressed, target_folder, write_card
 from facts.saving.structure import read_header, refuse_unsavable
 from facts.search.base import AllocationProblem, Profile
 from facts.search.budget import Budget
@@ -54,7 +54,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
-    calibration, folder = problem.calibration, Path(folder).expanduser()
+    calibration, folder = problem.calibration, target_folder(Path(folder), keep=False)
     refuse_unsavable(calibration.model)
     with without_autocast(problem.device):
         decompositions = calibration.decompositions(problem.estimator)
@@ -108,12 +108,14 @@ def _curve(problem: AllocationProblem, search: MILPSearch, offered: Profile) -> 
             yield ratio, search.solve(replace(problem, bounds={"flops": ratio}), offered)[1].error
 
 
-def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionResult:
-    """Cut the dense network of an elastic folder to a budget.
+def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget) -> CompressionResult:
+    """Cut the dense network of an elastic folder, whose weight file has this `fingerprint`, to a budget.
 
     Raises `FileNotFoundError` for another folder, `ValueError` for a damaged one and for a budget that cannot be met.
     """
     content = Elastic.read(folder)
+    if content.weights != fingerprint:
+        raise ValueError(f"{folder / ELASTIC} belongs to other weights: save or fetch the folder again")
     problem = _problem(dense, folder, content)
     calibration = problem.calibration
     if budget.bounds_latency:
@@ -147,9 +149,7 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
 def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> AllocationProblem:
     """Rebuild the problem of the dense network. Raises `ValueError` if the files do not fit it."""
     path = folder / DECOMPOSITIONS
-    if Manifest.read(folder).fingerprint != content.weights:
-        raise ValueError(f"{folder / ELASTIC} belongs to other weights: save or fetch the folder again")
-    header = read_header(path)
+    header, found = read_header(path), load_file(path)
     if sha256(path) != content.decompositions:
         raise ValueError(f"{path} is not the file that {ELASTIC} describes (different SHA-256): save or fetch it again")
     try:
@@ -159,7 +159,7 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
                 raise ValueError(f"{name} cannot have these ranks")
         _refuse_other_shapes(calibration, header)
         device = next(dense.model.parameters()).device
-        tensors = {key: tensor.to(device) for key, tensor in load_file(path).items()}
+        tensors = {key: tensor.to(device) for key, tensor in found.items()}
         decompositions = {name: _restored(calibration, name, tensors) for name in calibration.linears}
     except UNFIT as error:
         reason = " ".join(str(error).split())

@@ -25,8 +25,9 @@ from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
 from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run
 from facts.result import CompressionResult
+from facts.utils.batches import described
 from facts.utils.files import staging
-from facts.utils.options import needing
+from facts.utils.options import first_line, needing
 from facts.utils.progress import silence, with_progress
 
 Call = Callable[[Tensor], Any]
@@ -121,9 +122,22 @@ def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[
 
 
 def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
-    """Trace the graph for any batch size, without the example's data and this machine's source files."""
+    """Trace the graph for any batch size, without the example's data and this machine's source files.
+
+    Raises `ValueError` if the network cannot be run or traced.
+    """
     batch = torch.cat([example, example])  # torch would treat one sample as a constant batch size
-    program = torch.export.export(model, (batch,), dynamic_shapes=({0: Dim("batch")},))
+    try:
+        with torch.no_grad():
+            model(batch)  # whose errors say more
+        program = torch.export.export(model, (batch,), dynamic_shapes=({0: Dim("batch")},))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # from anybody's code
+        raise ValueError(
+            f"{type(model).__name__} cannot be exported for batches like the example, {described(example)} "
+            f"({first_line(error)}): give a batch that it reads; `forward` must not depend on values or the batch size"
+        ) from error
     program.example_inputs = None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
@@ -229,21 +243,20 @@ def export_openvino(
         raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml, not {path.name}")
     model, example = on_cpu(compressed, example)
     samples = [] if int8 is None else samples_of(int8, model, example)
-    with TemporaryDirectory() as temporary:
+    with staging(path) as staged, TemporaryDirectory() as temporary:
         file, inputs = Path(temporary, "model.onnx"), Path(temporary, "inputs.npy")
         export_onnx(model, example, file)
-        with staging(path) as staged:
-            if samples:
-                np.save(inputs, torch.cat(samples).numpy())
-                # In a new process: NNCF changes logging globally, and processes that fork after its import may crash.
-                command = [sys.executable, "-m", __name__, *map(str, (file, inputs, staged))]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    reasons = done.stderr.strip().splitlines() or ["its process was killed, often for lack of memory"]
-                    raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")
-            else:
-                openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
-            return checked(model, openvino_call(staged), example, samples)
+        if samples:
+            np.save(inputs, torch.cat(samples).numpy())
+            # In a new process: NNCF changes logging globally, and processes that fork after its import may crash.
+            command = [sys.executable, "-m", __name__, *map(str, (file, inputs, staged))]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                reasons = done.stderr.strip().splitlines() or ["its process was killed, often for lack of memory"]
+                raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")
+        else:
+            openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
+        return checked(model, openvino_call(staged), example, samples)
 
 
 def import_openvino(int8: bool = False) -> Any:

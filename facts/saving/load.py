@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from facts.models.from_transformers import read_processors
 from facts.models.weights import refuse_misfits, sha256
-from facts.modules.forms import PivotedLinear
 from facts.modules.linear_calls import skeleton, unwrapped
 from facts.modules.networks import is_transformers, tensors_of
 from facts.parts import emptied
@@ -23,7 +22,7 @@ from facts.result import CompressionResult
 from facts.saving.elastic import cut
 from facts.saving.manifest import DECOMPOSITIONS, MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
-from facts.saving.structure import apart, convert, misfits, read_header
+from facts.saving.structure import apart, convert, misfits, read_header, refuse_wrong_values
 from facts.search.budget import Budget
 from facts.utils.hub import REPOSITORY, offline
 
@@ -64,31 +63,40 @@ def load_compressed(
     folder = _folder(source, revision, token)
     refuse_harmful_files(folder)
     manifest, weights = Manifest.read(folder), folder / WEIGHTS
-    tensors = read_header(weights)
+    header = read_header(weights)
     if architecture:
         model = built_by(architecture)
-    model = model if model is None else unwrapped(model)
     if model is None:
         recipe = read_recipe(manifest.recipe, folder / MANIFEST)
-        with torch.device("meta"), BoundedTensors(DENSE_PER_SAVED * len(tensors)):
+        with torch.device("meta"), BoundedTensors(DENSE_PER_SAVED * len(header)):
             sketch = build_recipe(recipe)
     else:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model must be the dense network, got a {type(model).__name__}")
+        model = unwrapped(model)
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise ValueError("model has tensors on the meta device, which hold no values: build it on the CPU")
         sketch = skeleton(model)
     planned = manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described
-    refuse_misfits(misfits(emptied(sketch, *planned), tensors), sketch, weights)
+    sketch = emptied(sketch, *planned)
+    refuse_misfits(misfits(sketch, header), sketch, weights)
     refuse_large_buffers(sketch, weights.stat().st_size)
+    tensors = load_file(weights)  # which are kept by the system if another save replaces the file from here on
     if sha256(weights) != manifest.fingerprint:
         raise ValueError(
             f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
         )
-    model = emptied(build_recipe(recipe) if model is None else model, *planned)
+    refuse_wrong_values(sketch, tensors, weights)
+    with torch.device("cpu"):  # not the default device
+        model = emptied(build_recipe(recipe) if model is None else model, *planned)
     convert(model, tensors, manifest.buffers)
     # Parts of a larger tensor, as in PyTorch's attention, and expanded ones cannot be written one by one.
     own = {id(each): each for each in tensors_of(model).values() if type(each.data) is Tensor}.values()
     for tensor, data in zip(own, apart(each.data for each in own), strict=True):
         tensor.data = data
-    model.load_state_dict(load_file(weights), strict=False)  # a shared tensor is there once; `misfits` has the others
-    _refuse_wrong_values(model, weights)
+    states = model.state_dict()  # with those that no file holds, and names of shared tensors, which the file holds once
+    states.update(tensors)
+    model.load_state_dict(states)
     shape = manifest.summary.costs.input_shape
     if is_transformers(model):
         read_processors(model, folder)
@@ -98,8 +106,8 @@ def load_compressed(
     model.provenance = manifest.base_model  # type: ignore[assignment]
     result = CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
     if ratio is not None or budget.limits:
-        result = cut(result, folder, budget.with_ratios(ratio))
-        _refuse_wrong_values(result.model, folder / DECOMPOSITIONS)
+        result = cut(result, manifest.fingerprint, folder, budget.with_ratios(ratio))
+        refuse_wrong_values(result.model, result.model.state_dict(), folder / DECOMPOSITIONS)
     return result
 
 
@@ -112,16 +120,6 @@ def built_by(architecture: str) -> nn.Module:
     if not isinstance(model := build(), nn.Module):
         raise ValueError(f"{architecture} returns a {type(model).__name__} instead of the dense network")
     return model
-
-
-def _refuse_wrong_values(model: nn.Module, path: Path) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise ValueError(f"{path}: {name} holds NaN or infinity; save or fetch the network again")
-    for name, module in model.named_modules():
-        order = module.order if isinstance(module, PivotedLinear) else None
-        if order is not None and not order.sort().values.equal(torch.arange(len(order))):
-            raise ValueError(f"{path}: {name}.order is not a permutation; save or fetch the network again")
 
 
 def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:

@@ -20,6 +20,7 @@ from facts.result import CompressionResult
 from facts.saving.manifest import first_fault
 from facts.saving.structure import layouts_of
 from facts.utils.hub import REPOSITORY
+from facts.utils.options import first_line
 
 REMEDY = "pass the dense network as model=, or a function that builds it as architecture="
 MOST_LAYERS = 10_000
@@ -123,8 +124,7 @@ def build_recipe(recipe: Recipe) -> nn.Module:
     except ImportError:
         raise
     except Exception as error:  # libraries may raise anything on unexpected arguments
-        reason = str(error).partition("\n")[0]  # PyTorch adds the signatures that would fit
-        raise ValueError(f"{recipe.name} cannot be built as it was saved: {reason}") from error
+        raise ValueError(f"{recipe.name} cannot be built as it was saved: {first_line(error)}") from error
     model.recipe = recipe  # type: ignore[assignment]
     return model
 

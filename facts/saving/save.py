@@ -26,7 +26,14 @@ from facts.parts import descriptions
 from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
-from facts.saving.structure import layouts_of, refuse_unsavable, saved_tensors, types_of_buffers
+from facts.saving.structure import (
+    FLOATS,
+    layouts_of,
+    refuse_unsavable,
+    refuse_wrong_values,
+    saved_tensors,
+    types_of_buffers,
+)
 from facts.utils.files import replacing, writable_folder
 from facts.utils.hub import REPOSITORY, answers
 from facts.utils.version import __version__
@@ -47,14 +54,18 @@ def save_compressed(
     rebuilds the network, a warning is logged, and loading needs the dense network. `metrics`, such as `{"top1":
     {"original": 72.1, "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values
     are stored as `dtype` (default: their own types). If the process is killed halfway, loading refuses the folder.
-    Raises `FileExistsError` for a folder that holds something else, `ValueError` for tensors that no file can hold.
+    Raises `FileExistsError` for a folder that holds something else, `ValueError` for tensors that no file can hold, and
+    for weights that are NaN or infinite.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
-    refuse_unsavable(result.model)
+    if dtype not in (None, *FLOATS.values()):
+        raise ValueError(f"dtype must be one of {', '.join(map(str, FLOATS.values()))}, got {dtype!r}")
+    model = result.model if dtype is None else copy_with(result.model).to(dtype)
+    refuse_unsavable(model)
+    refuse_wrong_values(model, model.state_dict(), type(model).__name__, "change it, or store a type of wider range")
     folder = target_folder(Path(folder))
     for name in (ELASTIC, DECOMPOSITIONS):  # of an earlier network
         (folder / name).unlink(missing_ok=True)
-    model = result.model if dtype is None else copy_with(result.model).to(dtype)
     with replacing(folder / WEIGHTS) as path:
         save_file(saved_tensors(model), str(path))
         fingerprint = sha256(path)  # another save may soon replace the file with the final name

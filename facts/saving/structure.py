@@ -34,13 +34,26 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
 def refuse_unsavable(model: nn.Module) -> None:
     """Raises `ValueError` for a tensor of a type or layout that safetensors or the manifest cannot hold."""
     for name, tensor in (tensors_of(model) | unsaved_buffers(model)).items():
-        plain = not is_traceable_wrapper_subclass(tensor.data) and tensor.layout == torch.strided
+        plain = not is_traceable_wrapper_subclass(tensor.data) and tensor.layout == torch.strided and not tensor.is_meta
         if tensor.dtype not in DTYPES.values() or not plain:
             types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
             raise ValueError(
                 f"{type(model).__name__} cannot be saved, since {name} is {described(tensor)}, "
-                f"{type(tensor.data).__name__}, {tensor.layout}: make it a dense tensor of {types}"
+                f"{type(tensor.data).__name__}, {tensor.layout}, {tensor.device}: make it a dense tensor of {types}"
             )
+
+
+def refuse_wrong_values(
+    model: nn.Module, tensors: Mapping[str, Tensor], place: Path | str, remedy: str = "save or fetch the network again"
+) -> None:
+    """Raises `ValueError` for `tensors` that a network cannot have, whatever values are in its own."""
+    for name, own in tensors_of(model).items():
+        if isinstance(own, nn.Parameter) and name in tensors and not tensors[name].isfinite().all():
+            raise ValueError(f"{place}: {name} holds NaN or infinity; {remedy}")
+    for name, layout in layouts_of(model).items():
+        order = tensors[f"{name}.order"] if layout.startswith("scattered") else None
+        if order is not None and not order.sort().values.equal(torch.arange(len(order), device=order.device)):
+            raise ValueError(f"{place}: {name}.order is not a permutation; {remedy}")
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -51,6 +51,8 @@ def staging(path: Path) -> Iterator[Path]:
     """
     folder = writable_folder(path.parent)
     path = folder / path.name
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file")
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
         staged = Path(temporary) / path.name
         yield staged

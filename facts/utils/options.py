@@ -23,6 +23,11 @@ Ratio = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+def first_line(error: Exception) -> str:
+    """First line of an error's text, as compilers and libraries write hundreds; its type if it has no text."""
+    return next(iter(str(error).splitlines()), repr(error))
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, Field))
 def options(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass with keyword-only fields. Invalid values and unknown names are errors."""

@@ -94,6 +94,9 @@ def test_a_latency_is_measured_here(saved):
 def test_a_cut_is_saved_as_any_network(saved, tmp_path):
     cut = facts.load_compressed(saved, ratio=0.6)
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(ValueError, match=r"dtype must be one of torch\.float64, .*, got torch\.int8"):
+        facts.save_compressed(cut, tmp_path, dtype=torch.int8)
+    assert (tmp_path / ELASTIC).exists()
     facts.save_compressed(cut, tmp_path)
     assert not (tmp_path / ELASTIC).exists() and not (tmp_path / DECOMPOSITIONS).exists()
     again = facts.load_compressed(tmp_path)

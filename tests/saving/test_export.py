@@ -128,6 +128,11 @@ class Noisy(nn.Module):
         return x + torch.randn_like(x)
 
 
+class Branching(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
 class Pair(nn.Module):
     def forward(self, x):
         return x + 1, x + 2
@@ -152,6 +157,11 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
         export(Noisy(), EXAMPLE, path)
     with pytest.raises(ValueError, match="Pair returns a tuple, but only a network that returns one tensor can be"):
         facts.export_program(Pair(), EXAMPLE, path)
+    for network, example in ((perceptron(), torch.ones(2, 3)), (Branching(), torch.ones(2, 3))):
+        with pytest.raises(ValueError, match=r"cannot be exported for batches like the example, float32 \[2, 3\] \("):
+            export(network, example, path)
+    with pytest.raises(IsADirectoryError, match="is a folder: name a file"):
+        export(perceptron(), EXAMPLE, tmp_path)
     with pytest.raises(ValueError, match="there is no data to calibrate int8 on"):
         facts.export_onnx(perceptron(), EXAMPLE, path, int8=[])
     with room_for(4096), pytest.raises(OSError, match=r"no room for .*model\..*: free some"):

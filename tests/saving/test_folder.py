@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from facts.saving.save import CARD
 from facts.utils.cache import Cache
 from facts.utils.files import staging
 from tests.networks import image_batches, make_image_classifier, make_model
+from tests.saving.edits import tensor
 from tests.saving.setting import TIMM, assert_same, compressed, from_recipe, from_timm, mini_mambavision
 
 REFUSED = "names no architecture that can be built from JSON; pass the dense network"
@@ -69,7 +71,9 @@ def test_networks_that_can_be_rebuilt(name, tmp_path):
     assert all(theirs[name].equal(buffer) for name, buffer in result.model.named_buffers())
     facts.save_compressed(loaded, tmp_path / "second")
     assert (tmp_path / "second" / WEIGHTS).read_bytes() == (tmp_path / "first" / WEIGHTS).read_bytes()
-    assert_same(facts.load_compressed(tmp_path / "second"), result, shape)
+    with torch.device("meta"):  # the caller's default
+        again = facts.load_compressed(tmp_path / "second")
+    assert_same(again, result, shape)
 
 
 def test_a_type_of_its_own_for_the_file(tmp_path):
@@ -84,6 +88,10 @@ def test_a_type_of_its_own_for_the_file(tmp_path):
     before, after = half.summary.costs.sizes
     assert before.types == after.types == "float16" and 2 * after.num_bytes == result.summary.costs.sizes[1].num_bytes
     assert half.summary.distance != result.summary.distance
+    next(result.model.parameters()).data.fill_(1e5)
+    with pytest.raises(ValueError, match="holds NaN or infinity; change it, or store a type of wider range"):
+        facts.save_compressed(result, tmp_path / "other", dtype=torch.float16)
+    assert not (tmp_path / "other").exists()
 
 
 def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
@@ -104,6 +112,18 @@ def test_dense_networks_that_do_not_fit_are_refused_and_left_alone(saved):
             facts.load_compressed(saved[1], architecture=architecture)
     with pytest.raises(ValueError, match="give one of them"):
         facts.load_compressed(saved[1], make_model(), architecture=architecture)
+    for model, reason in (
+        (timm, "must be the dense network, got a module"),
+        (nn.Linear(1, 1, device="meta"), "meta dev"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            facts.load_compressed(saved[1], model=model)
+    tensor("norm.bias", lambda bias: bias * torch.nan)(shutil.copytree(saved[1], saved[1].with_name("NaN")))
+    given = from_recipe()[0]
+    before = given.norm.weight.clone()
+    with pytest.raises(ValueError, match=r"norm\.bias holds NaN"):
+        facts.load_compressed(saved[1].with_name("NaN"), model=given)
+    assert given.norm.bias.isfinite().all() and given.norm.weight.equal(before)
     other = TimmModel(tag=TIMM["tag"], arguments={**TIMM["arguments"], "num_classes": 9}, weights="random").build()
     with pytest.raises(ValueError, match=r"model\.safetensors does not fit .*: 2 tensors differ, .* head\.bias: \(5,"):
         facts.load_compressed(saved[1], model=other)
