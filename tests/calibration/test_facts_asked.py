@@ -9,12 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.moments.losses import (
-    SampledLabels,
-    kl_divergence,
-    summed_binary_cross_entropy,
-    summed_squared_error,
-)
+from facts.moments.losses import SampledLabels, kl_divergence, summed_binary_cross_entropy, summed_squared_error
 from tests.networks import make_vit
 
 QUICK = {"estimator": "kfac_reduce", "search": "uniform", "form": "plain", "ratio": 0.5}

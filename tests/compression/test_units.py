@@ -23,14 +23,7 @@ from facts.search import AllocationProblem
 from facts.search.fisher import exact_profiles
 from facts.search.measured import Sensitivity
 from facts.search.methods.comcat import Mixture
-from tests.networks import (
-    image_batches,
-    make_causal_lm,
-    make_image_classifier,
-    make_swin,
-    make_vit,
-    relative_error,
-)
+from tests.networks import image_batches, make_causal_lm, make_image_classifier, make_swin, make_vit, relative_error
 
 EXACT = 1e-10  # float64
 ATTENTION = {ScoreUnit, OutputUnit}

@@ -243,10 +243,7 @@ BOMBS = {  # of the network each is made from, in a process that may take 4 GiB
         "a million tensors": (header(lambda head: head.update(dict.fromkeys(map(str, range(LONG)), "x" * 9))),),
         "weights of 10 TB": (grown(WEIGHTS, 10**13),),
     },
-    "swin": {
-        "buffers": (argument("img_size", 20_000),),
-        "depths": (argument("depths", [10**8, 1]),),
-    },
+    "swin": {"buffers": (argument("img_size", 20_000),), "depths": (argument("depths", [10**8, 1]),)},
 }
 LOAD = """
 import re, resource, sys, time
