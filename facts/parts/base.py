@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -30,15 +31,18 @@ Problem = tuple[nn.Module, KroneckerFactors, float, float]
 """A linear layer to decompose, its factors, and the shrinkage of B and of A."""
 
 
+Size = Annotated[int, Field(ge=0, le=2**31)]  # in folders from elsewhere
+
+
 @dataclass(frozen=True)
 class Description:
     """Fields of a part that cannot be read off the original network's modules; `behind` for costs only."""
 
-    tokens: int
-    protected: int
-    size: int
+    tokens: Size
+    protected: Size
+    size: Size
     entry: str
-    num_directions: int
+    num_directions: Size
     behind: tuple[str, ...] = ()
 
     @classmethod

@@ -115,7 +115,7 @@ def built_by(architecture: str) -> nn.Module:
     """Build the network with a function named as `package.module:function`. Raises `ValueError`."""
     try:
         build = pkgutil.resolve_name(architecture)
-    except (ValueError, ImportError, AttributeError) as error:
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
         raise ValueError(f"there is no function {architecture!r} ({error}): give package.module:function") from error
     if not isinstance(model := build(), nn.Module):
         raise ValueError(f"{architecture} returns a {type(model).__name__} instead of the dense network")
@@ -126,7 +126,8 @@ def _folder(source: Path | str, revision: str | None, token: str | None) -> Path
     if revision is None and (folder := Path(source).expanduser()).is_dir():
         return folder
     if not REPOSITORY.fullmatch(str(source)):
-        raise FileNotFoundError(f"{source} is not a folder: give one that save_compressed wrote, or OWNER/NAME")
+        kind = "a folder" if revision is None else "a repository, as a revision needs"
+        raise FileNotFoundError(f"{source} is not {kind}: give one that save_compressed wrote, or OWNER/NAME")
     try:
         path = snapshot_download(
             str(source), revision=revision, token=token, allow_patterns=DATA, local_files_only=offline()

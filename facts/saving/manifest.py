@@ -80,6 +80,15 @@ class Manifest:
             raise ValueError(f"{path} was written by facts {theirs}, but this is {__version__}: pip install -U facts")
         return manifest
 
+    @staticmethod
+    def metrics_of(given: Any) -> Metrics | None:
+        """Check metrics. Raises `ValueError` for others than finite numbers by name."""
+        try:
+            return TypeAdapter(Metrics | None).validate_python(given)
+        except ValidationError as error:
+            example = '{"top1": {"original": 72.1, "compressed": 70.3}}'
+            raise ValueError(f"metrics must be finite numbers, like {example} ({first_fault(error)})") from error
+
     def text(self) -> str:
         """Render JSON that ends with its own checksum."""
         text = json.dumps({**asdict(self), "checksum": ""}, indent=1)

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import torch
 from huggingface_hub import HfApi, ModelCardData, constants
 from huggingface_hub.errors import EntryNotFoundError
-from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from tabulate import tabulate
 from timm.models.vision_transformer import VisionTransformer
@@ -26,14 +25,7 @@ from facts.parts import descriptions
 from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
-from facts.saving.structure import (
-    FLOATS,
-    layouts_of,
-    refuse_unsavable,
-    refuse_wrong_values,
-    saved_tensors,
-    types_of_buffers,
-)
+from facts.saving.structure import FLOATS, layouts_of, refuse_unsavable, saved_tensors, types_of_buffers
 from facts.utils.files import replacing, writable_folder
 from facts.utils.hub import REPOSITORY, answers
 from facts.utils.version import __version__
@@ -57,12 +49,11 @@ def save_compressed(
     Raises `FileExistsError` for a folder that holds something else, `ValueError` for tensors that no file can hold, and
     for weights that are NaN or infinite.
     """
-    metrics = TypeAdapter(Metrics | None).validate_python(metrics)
+    metrics = Manifest.metrics_of(metrics)
     if dtype not in (None, *FLOATS.values()):
         raise ValueError(f"dtype must be one of {', '.join(map(str, FLOATS.values()))}, got {dtype!r}")
     model = result.model if dtype is None else copy_with(result.model).to(dtype)
     refuse_unsavable(model)
-    refuse_wrong_values(model, model.state_dict(), type(model).__name__, "change it, or store a type of wider range")
     folder = target_folder(Path(folder))
     for name in (ELASTIC, DECOMPOSITIONS):  # of an earlier network
         (folder / name).unlink(missing_ok=True)
@@ -107,7 +98,7 @@ def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
 
 def write_metrics(folder: Path, metrics: Metrics) -> None:
     """Add metrics to a saved network, as `save_compressed` writes them."""
-    _describe(folder, replace(Manifest.read(folder), metrics=TypeAdapter(Metrics).validate_python(metrics)))
+    _describe(folder, replace(Manifest.read(folder), metrics=Manifest.metrics_of(metrics)))
 
 
 def _describe(folder: Path, manifest: Manifest) -> None:
@@ -135,7 +126,7 @@ def write_card(folder: Path, source: str) -> None:
     card = path.read_bytes() if path.exists() else b""
     written = card.rpartition(MARK)[0]
     if not card or card == written + _mark(written):
-        text = _card(folder, source).encode()
+        text = _card(folder, source).encode(errors="replace")  # names of folders may be no text
         with replacing(path) as temporary:
             temporary.write_bytes(text + _mark(text))
 

@@ -32,8 +32,9 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
 
 
 def refuse_unsavable(model: nn.Module) -> None:
-    """Raises `ValueError` for a tensor of a type or layout that safetensors or the manifest cannot hold."""
-    for name, tensor in (tensors_of(model) | unsaved_buffers(model)).items():
+    """Raises `ValueError` for a tensor of a type, layout or value that safetensors or the manifest cannot hold."""
+    saved = tensors_of(model)
+    for name, tensor in (saved | unsaved_buffers(model)).items():
         plain = not is_traceable_wrapper_subclass(tensor.data) and tensor.layout == torch.strided and not tensor.is_meta
         if tensor.dtype not in DTYPES.values() or not plain:
             types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
@@ -41,6 +42,7 @@ def refuse_unsavable(model: nn.Module) -> None:
                 f"{type(model).__name__} cannot be saved, since {name} is {described(tensor)}, "
                 f"{type(tensor.data).__name__}, {tensor.layout}, {tensor.device}: make it a dense tensor of {types}"
             )
+    refuse_wrong_values(model, saved, type(model).__name__, "change it, or store a type of wider range")
 
 
 def refuse_wrong_values(

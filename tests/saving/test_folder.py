@@ -106,6 +106,7 @@ def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
 def test_dense_networks_that_do_not_fit_are_refused_and_left_alone(saved):
     for architecture, reason in (
         ("no_such_module:f", "there is no function 'no_such_module:f' .*: give package.module:function"),
+        (3, "there is no function 3 "),
         ("builtins:list", "builtins:list returns a list instead of the dense network"),
     ):
         with pytest.raises(ValueError, match=reason):
@@ -134,8 +135,11 @@ def test_places_that_cannot_be_read_or_written(saved, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write to the folder"):
         facts.save_compressed(saved[0], tmp_path / "file")
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder: give one that save_compressed wrote"):
-        facts.load_compressed(tmp_path / "nowhere")
+    for name, options, kind in (("nowhere", {}, "folder: give one"), ("small", {"revision": "1"}, "repository")):
+        with pytest.raises(FileNotFoundError, match=f"{name} is not a {kind}"):
+            facts.load_compressed(tmp_path / name, **options)
+    with pytest.raises(ValueError, match=r"metrics must be finite numbers, like .* \(top1\.original: [^\n]*\)$"):
+        facts.save_compressed(saved[0], tmp_path / "new", {"top1": {"original": torch.nan}})
     with pytest.raises(FileExistsError, match="holds something other than a compressed network: give a new or empty"):
         facts.save_compressed(saved[0], tmp_path)
     assert not (tmp_path / WEIGHTS).exists()

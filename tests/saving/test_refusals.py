@@ -85,6 +85,7 @@ WRONG = (
     *(("plan", []), ("recipe", "timm"), ("fingerprint", "0"), ("versions", {"facts": "newest"}), ("summary", {})),
     *(("skipped", ["head"]), ("base_model", {"name": 3}), ("metrics", {"top1": 70.3}), ("layouts", {"a": "b"})),
     *(("metrics", {"top1": {"original": float("inf")}}), ("buffers", {"mask": "I8"})),
+    ("described", {"a": {"tokens": 1, "protected": 1, "size": 2**63, "entry": "", "num_directions": 1}}),
 )
 MANIFESTS = {
     **each("text", lambda text: write(MANIFEST, text), TEXTS, DAMAGED),
