@@ -61,8 +61,8 @@ class MILPSearch(Search):
         samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, NUM_COMPARED)]
         best, least = plans[0], math.inf
         for each in plans:
-            if (error := measured(problem, each[0], samples, least)) < least:
-                best, least = each, error
+            if (lost := measured(problem, each[0], samples, least)) < least:
+                best, least = each, lost
         return best
 
     def _widths(
