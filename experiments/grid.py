@@ -78,12 +78,12 @@ class GridCell:
 
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
-    """Make a cell for every row and column, and for every draw of a table that does not depend on a device.
+    """Make a cell for every row and column, and for every draw of a table.
 
     Raises `ValueError` for a row or column with a choice that no group has.
     """
     cells = [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
-    num_draws = experiment.seeds if experiment.metrics and not experiment.by_device else 1
+    num_draws = experiment.seeds if experiment.metrics else 1
     return [*cells, *(drawn(cell, draw) for draw in range(1, num_draws) for cell in cells if cell.config is not None)]
 
 

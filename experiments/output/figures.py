@@ -311,13 +311,12 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
 
 def _bars(experiment: Experiment, row: str, column: str, record: Record | None) -> Iterable[dict[str, Any]]:
     """List the speeds of a device's networks with their ratios; networks that it cannot run have none."""
-    if record and "speeds" in record.analysis:
-        speeds = record.analysis["speeds"]
-    else:  # published, or from a record without the values of its analysis
+    analysis = record.analysis if record else {}
+    speeds, missing = analysis.get("speeds", {}), analysis.get("missing", {})
+    if record is None:
         published = paper_values(experiment.name).items()
-        found = record.metrics if record else {key[2]: value for key, value in published if key[:2] == (row, column)}
+        found = {metric: value for (*place, metric), value in published if place == [row, column]}
         speeds = {name: {"throughput": found[name + THROUGHPUT]} for name in BARS if name + THROUGHPUT in found}
-    missing = record.analysis.get("missing", {}) if record else {}
     for name in BARS:
         place = {"row": row, "column": column, "network": name}
         base = speeds.get(BASES.get(name, "dense"))

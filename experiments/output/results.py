@@ -26,14 +26,7 @@ from experiments.output.layer_figures import (
     token_couplings,
 )
 from experiments.output.report import write_report
-from experiments.output.tables import (
-    Entry,
-    entries_of,
-    kept_records,
-    rows_of_other_devices,
-    screen_table,
-    write_tables,
-)
+from experiments.output.tables import Entry, entries_of, published_rows, screen_table, write_tables
 from experiments.output.tracking import tracked
 from experiments.record import Record, versions, write_records
 from facts.utils.cache import content_key
@@ -49,8 +42,7 @@ CHARACTERS_PER_INCH = 15  # of a title
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
     """Draw the figure of the experiment's first draw, write and print its table, and log all files to W&B."""
-    if experiment.by_device:
-        grid = grid + rows_of_other_devices(experiment, grid, folder)
+    grid = grid + published_rows(experiment)
     first, settings, profile = [cell for cell in grid if not cell.draw], plain(experiment), config.profile.name
     if not Path(CONF, "experiment", f"{experiment.name}.yaml").exists():  # the report reads it here
         with replacing(folder / "tables" / f"{experiment.name}.yaml") as path:
@@ -65,8 +57,6 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
             entries = entries_of(experiment, grid, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables")
             records = [cell.record for cell in grid if cell.record]
-            if experiment.by_device:
-                records = kept_records(experiment, grid, folder)
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
             track(lambda run: log_table(run, entries, first))

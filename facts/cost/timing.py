@@ -8,9 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property, partial
-from pathlib import Path
 from statistics import median, quantiles
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
@@ -91,18 +89,10 @@ DEFAULT_TIMING = TimingPolicy()
 
 @dataclass(frozen=True)
 class Speed:
-    """Samples per second in batches, with `spread`, the relative interquartile range; seconds for a single sample.
-
-    `load` is the seconds to load the network from a file, already in the page cache, to its device. `memory` is the
-    peak in bytes for a batch, network included; None on a CPU. Both are None for a network in a format that files
-    cannot hold.
-    """
+    """Samples per second in batches, and their relative interquartile range."""
 
     throughput: float
     spread: float
-    latency: float
-    load: float | None
-    memory: int | None
 
 
 def speeds(
@@ -112,22 +102,15 @@ def speeds(
     precision: torch.dtype = torch.float32,
     compiled: bool = False,
 ) -> dict[str, Speed]:
-    """Measure networks, in turns, on one batch `[N, ...]` and on its first sample.
+    """Measure networks, in turns, on one batch `[N, ...]`.
 
     Networks in half precision get the batch in their type, without autocast to `precision`.
     """
     runs: dict[str, Any] = dict(networks)
     if compiled:
         runs = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
-    whole, single = (batch_seconds(runs, inputs, policy, precision) for inputs in (batch, batch[:1]))
-    memory = {name: _memory(run, batch, precision) for name, run in runs.items()}
-    load = _load_seconds({name: network for name, network in networks.items() if _is_plain(network)}, policy)
-    return {
-        name: Speed(
-            len(batch) / whole[name].median, whole[name].spread, single[name].median, load.get(name), memory[name]
-        )
-        for name in networks
-    }
+    found = batch_seconds(runs, batch, policy, precision)
+    return {name: Speed(len(batch) / timing.median, timing.spread) for name, timing in found.items()}
 
 
 def batch_seconds(
@@ -154,34 +137,6 @@ def _forward(network: nn.Module, inputs: Any, precision: torch.dtype) -> None:
     first = next(network.parameters())
     with autocast(first.device, torch.float32 if first.dtype in HALF else precision):
         run(network, inputs)
-
-
-def _is_plain(network: nn.Module) -> bool:
-    """Check that all parameters are plain tensors, as files hold them; semi-structured ones have their own class."""
-    return all(type(parameter.data) is Tensor for parameter in network.parameters())
-
-
-def _load_seconds(networks: Mapping[str, nn.Module], policy: TimingPolicy) -> dict[str, float]:
-    with TemporaryDirectory() as folder:
-        loads = {}
-        for name, network in networks.items():
-            torch.save(network, path := Path(folder, name))
-            device = next(network.parameters()).device
-            loads[name] = partial(torch.load, path, map_location=device, weights_only=False)  # written above
-        return {name: timing.median for name, timing in policy.times(loads).items()}
-
-
-def _memory(network: nn.Module, batch: Tensor, precision: torch.dtype) -> int | None:
-    """Peak bytes of one batch, without the other networks on the device; None on a CPU."""
-    if batch.device.type != "cuda" or not _is_plain(network):
-        return None
-    batch = _as_in(network, batch)
-    own = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
-    torch.cuda.reset_peak_memory_stats(batch.device)
-    before = torch.cuda.memory_allocated(batch.device)
-    with evaluating(network):
-        _forward(network, batch, precision)
-    return own + torch.cuda.max_memory_allocated(batch.device) - before
 
 
 class Timed(Protocol):
