@@ -9,44 +9,23 @@ from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import cycle, product
-from math import nan
+from itertools import product
 from pathlib import Path
 
-import matplotlib
-import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
-from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import Status
-from experiments.output.figures import STYLE
-from experiments.output.tables import (
-    DEVIATIONS,
-    ERRORS,
-    Entry,
-    arrange,
-    as_text,
-    flops_unit,
-    in_paper,
-    is_dense,
-    read_entries,
-)
+from experiments.output.tables import DEVIATIONS, ERRORS, Entry, arrange, as_text, in_paper, read_entries
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_record
 from facts.utils.files import replacing
 from facts.utils.version import RESULTS
 
 MINUS = "\N{MINUS SIGN}"
-INK = "#010203"  # stands for the colour of the text around the chart
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#b07800", "#2b8cc4", "#8a6d3b", "#7f7f7f")  # clear in both
-INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
-CHARTS = STYLE | dict.fromkeys(INKED, INK) | {"font.size": 10, "axes.titlesize": 10, "grid.alpha": 0.15}
-CHARTS |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none"}
-CHARTS |= {"lines.linewidth": 1.3, "lines.markersize": 4, "figure.constrained_layout.use": True}
 
 
 @dataclass(frozen=True)
@@ -73,7 +52,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (gaps_of, parts, pareto_charts, picture, plans_of, provenance, table_of, timings):
+    for function in (gaps_of, parts, picture, plans_of, provenance, table_of, timings):
         environment.globals[function.__name__] = function
     environment.filters |= {"code": code, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
@@ -218,55 +197,3 @@ def timings(results: Iterable[Result]) -> pd.DataFrame:
             repaired = {"estimator": estimator, "cells": 1, "repaired": record.num_repaired}
             lines[record.fingerprint] = {**repaired, **seconds}
     return pd.DataFrame(lines.values()).groupby("estimator").sum()
-
-
-def svg_of(figure: Figure, name: str) -> str:
-    """Render the SVG element reproducibly; `name` keeps its inner names distinct from other charts'."""
-    file = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):
-        unnamed = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=unnamed)
-    svg = re.sub(r'<g id="[^"]*"', "<g", file.getvalue())  # names such as figure_1, the same in all charts
-    svg = re.sub(r"(\d\.\d)\d{2,}", r"\1", svg)  # tenths of a point, in half the bytes
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")
-
-
-@matplotlib.rc_context(CHARTS)
-def pareto_charts(results: list[Result]) -> dict[str, str]:
-    """Draw the ranked metric against FLOPs by network, over the tables that differ only in their budget."""
-    alike: dict[tuple, list[Result]] = defaultdict(list)
-    for result in results:
-        experiment = result.experiment
-        if "gflops" in experiment.metrics:
-            alike[*experiment.rows, *experiment.columns, experiment.ranked_by].append(result)
-    groups = [group for group in alike.values() if len(group) > 1]
-    charts = {column: _pareto(group, column) for group in groups for column in group[0].experiment.columns}
-    return {column: svg_of(figure, f"pareto-{column}") for column, figure in charts.items()}
-
-
-def _pareto(group: list[Result], column: str) -> Figure:
-    """Draw a curve per method, and a dotted horizontal line for the original."""
-    experiment = group[0].experiment
-    figure = Figure(figsize=(4.5, 3.7))
-    for axes, (source, line) in zip(figure.subplots(1, 2), (("ours", "-"), ("paper", "--")), strict=True):
-        known = [result.entries[row, column, "gflops"] for result in group for row in experiment.rows]
-        unit, per_gflop = flops_unit(value for entry in known if (value := getattr(entry, source)) is not None)
-        axes.set(title=source, xlabel=unit)
-        styles = zip(cycle(reversed(SERIES)), cycle("osD^vP*X"), strict=False)
-        for row, overrides in experiment.rows.items():
-            places = [
-                [result.entries[row, column, metric] for metric in ("gflops", experiment.ranked_by)] for result in group
-            ]
-            values = [
-                [*(getattr(entry, source) for entry in place), place[1].standard_error or 0 if source == "ours" else 0]
-                for place in places
-            ]
-            points = np.array(sorted(each for each in values if None not in each)).reshape(-1, 3) * (per_gflop, 1, 1)
-            if is_dense(overrides):
-                axes.axhline(points[0, 1] if len(points) else nan, color=INK, linestyle=":", linewidth=1, label=row)
-            else:
-                color, marker = next(styles)
-                axes.errorbar(*points.T, fmt=line, marker=marker, color=color, label=row, elinewidth=0.6)
-    figure.axes[0].set_ylabel(f"{experiment.metrics[experiment.ranked_by]} ± standard error")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure

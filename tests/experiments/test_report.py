@@ -113,14 +113,12 @@ def test_plans_seconds_and_provenance(page):
     assert "torch" in rows(page, "provenance")
 
 
-def test_nothing_is_loaded_nothing_escapes_and_charts_follow_the_scheme(page, folder):
+def test_nothing_is_loaded_nothing_escapes(page, folder):
     assert all(target.startswith(("#", "data:")) for target in page.loads)
     html = (folder / "report.html").read_text()
     assert "<plain>" not in html and "<none>" not in html and "A &lt;plain&gt; &amp; simple" in html
     assert "url(http" not in html and "@import" not in html and "<code>mini</code> &amp; &lt;others&gt;" in html
     assert html.count("<img src=") == 1 and 'alt="An ablation"' in html
-    assert html.count("<svg") == 2  # two networks against FLOPs
-    assert "currentColor" in html and "#010203" not in html
     before = (folder / "report.html").read_bytes()
     written(folder)
     assert (folder / "report.html").read_bytes() == before

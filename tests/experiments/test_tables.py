@@ -16,14 +16,7 @@ from hypothesis import strategies as st
 from experiments import paper
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.output.tables import (
-    ERRORS,
-    as_text,
-    entries_of,
-    published_rows,
-    wide_table,
-    write_tables,
-)
+from experiments.output.tables import ERRORS, as_text, entries_of, published_rows, wide_table, write_tables
 from experiments.record import errors_apart, mean_ranks, packed, standard_error, unpacked, write_records
 from tests.records import demo, make_record, outcomes, write_paper
 
