@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
-OWN = (Path(CONF), Path(__file__).with_name("baselines"))  # folders that Hydra searches
 
 MODULES = {
     "analysis": ("hyppo",),
@@ -240,16 +239,6 @@ def _alone(loader: ConfigLoader, name: str) -> DictConfig:
 @lru_cache(maxsize=256)
 def _chosen(loader: ConfigLoader, *choices: str) -> DictConfig:
     return hydra.compose("run", [*choices])
-
-
-def refuse_hidden_files() -> None:
-    """Raise `ValueError` for a file in a user's folder that the package has too, since Hydra reads the package's."""
-    for source in HydraConfig.get().runtime.config_sources:
-        if source.schema == "file" and source.provider != "main":
-            folder = Path(source.path)
-            files = sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
-            if hidden := next((file for file in files if any((own / file).exists() for own in OWN)), None):
-                raise ValueError(f"{folder / hidden} would not be read: the package has {hidden} too; rename yours")
 
 
 def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:

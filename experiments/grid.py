@@ -10,19 +10,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from itertools import chain, product
+from itertools import product
 from typing import Any, Literal
 from zlib import crc32
 
-import pandas as pd
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.cell import PROFILES, Cell
 from experiments.config import (
     EXTRAS,
     Experiment,
@@ -33,7 +29,7 @@ from experiments.config import (
     plain,
     read_experiment,
 )
-from experiments.record import COSTS, METRICS, Record
+from experiments.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -198,15 +194,8 @@ def checked(experiment: Experiment, name: str) -> Experiment:
     shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
     if lacking := [field for field, value in shown.items() if not value]:
         raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would produce nothing")
-    overrides = chain(experiment.overrides, experiment.mini, *experiment.rows.values(), *experiment.columns.values())
-    if of_hydra := [override for override in overrides if override.lstrip("+").startswith("hydra")]:
-        raise ValueError(f"{place}: {of_hydra[0]} is only for the command line; a table would ignore it")
     if experiment.metrics and experiment.ranked_by not in experiment.metrics:
         raise ValueError(f"{place}: ranked_by must be one of {', '.join(experiment.metrics)}")
-    known = COSTS + "|" + METRICS.get(experiment.task, ".*")
-    unknown = [metric for metric in experiment.metrics if not re.fullmatch(known, metric)]
-    if unknown and "analysis=" not in str(experiment):  # an analysis has its own metrics
-        raise ValueError(f"{place}: no cell has the metric {unknown[0]}; there are {known}")
     return experiment
 
 
@@ -292,16 +281,10 @@ def ablation_of(config: DictConfig) -> Experiment:
         experiment.columns = {config.model.title: []}
     start = f"experiment={experiment.option}", f"task={experiment.task}"
     columns = {title: compose(*start, *overrides) for title, overrides in experiment.columns.items()}
-    for field in fields:
-        check_field(field, next(iter(columns.values())))
-    for overrides in experiment.rows.values():
-        check_values([*start, *next(iter(experiment.columns.values())), *overrides])
     choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no paths
     if experiment.name == experiment.option:
         values = [override.partition("=")[2] for overrides in experiment.rows.values() for override in overrides]
         experiment.name = name_of([*(field.replace(".", "_") for field in fields), *values, *choices])
-    elif experiment.name in GlobalHydra.instance().config_loader().get_group_options("experiment"):
-        raise ValueError(f"experiment.name={experiment.name} is another table, which this one would overwrite")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)
     ratios = by_column({title: f"{100 * config.ratio:g} %" for title, config in columns.items()}, " and ")
@@ -311,24 +294,6 @@ def ablation_of(config: DictConfig) -> Experiment:
     made = [f"Made with {' '.join(choices)}."] if choices else []
     experiment.notes = [*experiment.notes, f"Default: {defaults}.", *made]
     return experiment
-
-
-def check_field(field: str, config: DictConfig) -> None:
-    """Raise `ValueError`, with the nearest names, unless rows can set this field or choose from this group."""
-    names = [*HydraConfig.get().runtime.choices, *pd.json_normalize(plain(config)).columns]
-    apart = {*OF_RUN, "experiment", "hydra", *PROFILES} - {config.profile.name}
-    known = [name for name in names if not apart & set(re.split("[./]", name)) and name != "model"]
-    if field not in known:
-        nearest = ", ".join(get_close_matches(field, known, cutoff=0.5)) or "none is similar"
-        raise ValueError(f"rows cannot vary axis={field}; the nearest they can vary: {nearest}; --cfg job prints all")
-
-
-def check_values(overrides: list[str]) -> None:
-    """Raise `ValueError` for a value that its field rejects."""
-    try:
-        Cell.of(compose("hardware.device=cpu", *overrides))  # this check does not need the GPU
-    except HydraException as error:
-        raise ValueError(f"{error}: {error.__cause__}".partition("\n")[0]) from error
 
 
 def name_of(parts: list[str]) -> str:

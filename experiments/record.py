@@ -34,11 +34,7 @@ APART = 2.0  # standard errors between methods
 ROOT = Path(__file__).parents[1]
 # Stages that make the network.
 WORK = ("reading", "calibration", "decomposition", "search", "pruning", "finetuning")
-# Names in `values`, as regular expressions: costs, and metrics by task, without the metrics of analyses.
-MINUTES = ("search_minutes", "total_minutes")
-COSTS = "gflops|gflops_budget|mparams|(predicted|measured)_latency|" + "|".join(MINUTES)
-PHOTOS = "top1|chosen|(chosen_)?distance|relative_error|cosine|(nearest|probe)_top1"
-METRICS = {"classification": PHOTOS, "coco": "(box|mask)_.*", "ade20k": "miou", "language": ".*perplexity|accuracy.*"}
+MINUTES = ("search_minutes", "total_minutes")  # among `values`
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "hydra-core", "pydantic", "safetensors")
 
 

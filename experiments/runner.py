@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from experiments.cell import Cell
-from experiments.config import refuse_hidden_files
 from experiments.methods import Product
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, flat, packed, write_record
@@ -45,7 +44,6 @@ def started(under_torchrun: bool = False) -> Iterator[None]:
     try:
         if torch.distributed.is_torchelastic_launched() and not under_torchrun:
             raise ValueError("cells share out this machine's GPUs by workers=N: start it without torchrun")
-        refuse_hidden_files()
         yield
     except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
