@@ -288,11 +288,6 @@ def _relative_error(original: Tensor, changed: Tensor) -> Tensor:
 squared_error = SquaredError()
 
 
-def error_to_changed(original: Any, changed: Any) -> Tensor:
-    """Squared error relative to the changed outputs: Σ over samples of ‖changed - original‖² / ‖changed‖²."""
-    return squared_error(changed, original)
-
-
 def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
     """Find the floating-point tensors among outputs, or those with these names. Raises `ValueError` if none exist."""
     if names:

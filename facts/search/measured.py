@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import autocast, evaluating, replaced_forwards, run
 from facts.moments.data_pass import within_memory
-from facts.moments.losses import OutputError, squared_error
+from facts.moments.losses import squared_error
 from facts.search.base import AllocationProblem, Profile
 from facts.utils.batches import batch_size, in_parts, to_device
 from facts.utils.cache import calibration_key, content_key, name_of
@@ -126,13 +126,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class Sensitivity:
     """Errors of the network with one layer at one rank, measured at first use and kept in the problem's cache.
 
-    Each is a mean over samples: of the calibration's output error (`of="output"`), or of an `error` of the last linear
-    layer's inputs (`of="features"`), by default the relative squared error, as in FLAR-SVD.
+    Each is a mean over samples: of the calibration's output error (`of="output"`), or of the relative squared error of
+    the last linear layer's inputs (`of="features"`), as in FLAR-SVD.
     """
 
-    def __init__(self, problem: AllocationProblem, of: str = "output", error: OutputError = squared_error):
+    def __init__(self, problem: AllocationProblem, of: str = "output"):
         self.problem, self.of, self.batches = problem, of, problem.sensitivity_batches()
-        self.error = problem.calibration.output_error if of == "output" else error
+        self.error = problem.calibration.output_error if of == "output" else squared_error
         self.known: Profile = defaultdict(dict)
         if problem.cache:
             key = content_key(calibration_key(self.batches), name_of(self.error, "output_error"))
@@ -182,25 +182,6 @@ class Sensitivity:
                     errors = (self._errors(prefix, name, ranks[name], original, read) for name in ranks)
                     sums += torch.tensor([*chain.from_iterable(errors)], dtype=torch.float64)
         return sums, int(num_samples)
-
-    @torch.no_grad()
-    def of_plan(self, plan: Mapping[str, int]) -> float:
-        """Measure the error of the network with all layers at their ranks in the plan."""
-        calibration = self.problem.calibration
-        network, precision = calibration.rewritten, calibration.execution.precision
-        ranks = {linear: rank for name, rank in plan.items() for linear in self.problem.parts[name].linears}
-        forwards: dict[nn.Module, Callable] = {
-            calibration.linears[name]: self._truncated(name, rank).forward for name, rank in ranks.items()
-        }
-        total = torch.zeros(2, dtype=torch.float64)
-        with evaluating(network), autocast(self.problem.device, precision), self._reading(network) as read:
-            for inputs, _ in with_progress(self.batches, "sensitivity"):
-                inputs = to_device(inputs, self.problem.device)
-                original = read(run(network, inputs))
-                with replaced_forwards(forwards):
-                    error = self.error(original, read(run(network, inputs)))
-                total += torch.tensor([error.item(), batch_size(inputs)])
-        return (total[0] / total[1]).item()
 
     def _errors(
         self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]

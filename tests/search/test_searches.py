@@ -154,28 +154,6 @@ def test_flar_gives_every_layer_the_smallest_rank_under_one_threshold():
     assert all(profile.items() <= errors[name].items() for name, profile in result.profile.items())
 
 
-def test_flars_published_threshold_is_that_of_uniform_ranks():
-    """Errors relative to the compressed features, from networks built for it; then ranks in proportion."""
-    problem = wide_problem(bounds={"flops": 0.5})
-    uniform = {name: problem.rank_of_ratio(name, 0.5) for name in problem.parts}
-
-    def error(plan):
-        network, (x, _) = problem.calibration.apply(plan, problem.decompositions), problem.sensitivity[0]
-        before, after = (each[:3](x) for each in (problem.model, network))  # what the last linear layer reads
-        return ((before - after).square().sum(dim=1) / after.square().sum(dim=1)).mean().item()
-
-    dense, ranks = dict.fromkeys(problem.parts), range(4, 21, 4)
-    table = {name: [error({**dense, name: rank}) for rank in ranks] for name in problem.parts}
-    threshold = error(uniform) / 3
-    under = {name: next((4 + 4 * i for i, each in enumerate(table[name]) if each <= threshold), None) for name in table}
-    assert None not in under.values()
-    plan = FLARSearch(rank_multiple=4, threshold="uniform").allocate(problem).plan
-    scales = [plan[name] / under[name] for name in under]
-    assert problem.fits(plan) and all(rank % 4 == 0 for rank in plan.values())
-    larger = {name: min(20, math.floor(max(scales) * 1.35 * under[name] / 4) * 4) for name in under}
-    assert not problem.fits(larger)
-
-
 @pytest.mark.parametrize(("least_ratio", "plan"), [(0.1, {"a": 9, "b": 1}), (0.5, {"a": 5, "b": 5})])
 def test_memvit_cuts_less_and_less(least_ratio, plan):
     """Half of the cost, ten components, is to go, half of the rest in each step: 5, 3 of 2.5, 2 of 1.25, and 1.

@@ -1,10 +1,7 @@
 """FLAR-SVD: one threshold on the error of the last features (Thoma et al., 2025)."""
 
 import math
-from bisect import bisect_left
-from typing import Literal
 
-from facts.moments.losses import error_to_changed
 from facts.parts import Plan
 from facts.search.base import AllocationProblem, Profile, Search, SearchResult
 from facts.search.measured import Sensitivity
@@ -21,20 +18,13 @@ class FLARSearch(Search):
     The error is the relative squared error of the last linear layer's inputs; ranks are multiples of `rank_multiple`,
     found by binary search. A second binary search finds the smallest threshold that meets the budget, in at most
     `num_thresholds` steps. If none does, every layer takes its smallest rank.
-
-    The published code leaves the `threshold` to the user, or takes the `uniform` one: the error of the network with all
-    layers at the budget's ratio, divided by the number of layers. Ranks are then scaled to the budget (here, to the
-    largest multiples that meet it). For this threshold, errors are relative to the compressed network's features.
     """
 
     rank_multiple: Count = 8
-    threshold: Literal["smallest", "uniform"] = "smallest"
     num_thresholds: Count = 40
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         offered = problem.candidate_ranks(self.rank_multiple, at_least=5, between=(0, 1))
-        if self.threshold == "uniform":
-            return _with_uniform_error(problem, offered)
         sensitivity = Sensitivity(problem, of="features")
         low, high = WIDEST
         used: Profile = {name: {} for name in offered}
@@ -49,24 +39,6 @@ class FLARSearch(Search):
             else:
                 low = threshold
         return SearchResult(best, profile=used)
-
-
-def _with_uniform_error(problem: AllocationProblem, offered: dict[str, list[int]]) -> SearchResult:
-    sensitivity = Sensitivity(problem, of="features", error=error_to_changed)
-    ratio = min(problem.bounds.values())
-    uniform = {name: problem.rank_of_ratio(name, ratio) for name in problem.parts}
-    used: Profile = {name: {} for name in offered}
-    plan = _equal_error(sensitivity, offered, sensitivity.of_plan(uniform) / len(uniform), used)
-
-    def scaled(thousandths: int) -> Plan:
-        """Scale the plan's ranks by `thousandths` / 1000, rounded down to the ranks on offer."""
-        limits = {name: rank * thousandths / 1000 for name, rank in plan.items() if rank}
-        largest = {name: [rank for rank in offered[name] if rank <= limit] for name, limit in limits.items()}
-        return plan | {name: max(ranks, default=offered[name][0]) for name, ranks in largest.items()}
-
-    steps = range(1, 1000 * max(max(ranks) for ranks in offered.values()) + 1)
-    too_large = bisect_left(steps, True, key=lambda step: not problem.fits(scaled(step)))
-    return SearchResult(scaled(too_large), profile=used)
 
 
 def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float, used: Profile) -> Plan:
