@@ -132,7 +132,7 @@ def benchmark(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> di
         "doc_to_text": "context",  # fields rather than templates, which would be compiled for every question
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+        "metric_list": [{"metric": "acc"}],
     }
 
 

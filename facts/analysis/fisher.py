@@ -7,7 +7,7 @@ Source of the cosine: the paper's supplement on the comparison of estimators.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from facts.analysis.base import Analysis, Findings, Subject, groups_within
 from facts.estimators import Estimator, KroneckerFactors
 from facts.estimators.base import see_data
-from facts.estimators.whitening import square_root
 from facts.moments import (
     FisherProducts,
     GradWeightedInputGram,
     InputWeightedGradGram,
-    LayerMoments,
     Moment,
     SampleGradGrams,
     TokenLocalProducts,
@@ -37,12 +35,11 @@ MAX_VALUES = 2**29  # held at once by each of two kinds of products: 2 GiB in fl
 class FisherSimilarity(Analysis):
     """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
 
-    `factors: raw` takes the estimator's own factors; `shrunk` those of the decomposition, shrunk and repaired. Metrics:
-    `cosine`, the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
+    The factors are those before shrinkage. Metrics: `cosine`, the mean over layers, and `cosine_error`, its standard
+    error. Values: the same by layer.
     """
 
     num_probes: Annotated[int, Field(ge=2)] = 32
-    factors: Literal["raw", "shrunk"] = "raw"
     seed: int = 0
 
     needs_factors: ClassVar[bool] = True
@@ -62,9 +59,8 @@ class FisherSimilarity(Analysis):
                 (products,) = held_out[wanted]
                 d_out, d_in = products.shape[1:]
                 probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(products)
-                factors = self._factors(estimator, moments[name])
                 try:
-                    terms[name] = probe_terms(products, probes, factors)
+                    terms[name] = probe_terms(products, probes, estimator.factors(moments[name]))
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}; leave it out") from error
         mean, layers = cosine(terms.values()), {name: cosine([layer]) for name, layer in terms.items()}
@@ -72,15 +68,6 @@ class FisherSimilarity(Analysis):
             {"cosine": mean.value, "cosine_error": mean.standard_error},
             {name: {"cosine": e.value, "cosine_error": e.standard_error} for name, e in layers.items()},
         )
-
-    def _factors(self, estimator: Estimator, moments: LayerMoments) -> KroneckerFactors:
-        factors = estimator.factors(moments)
-        if self.factors == "raw":
-            return factors
-        row, col = estimator.shrinkage(moments)
-        roots = square_root(factors.A, col, factors.repair).matrix, square_root(factors.B, row, factors.repair).matrix
-        A, B = (None if root is None else root @ root.T for root in roots)
-        return KroneckerFactors(A=A, B=B)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ class TrainingData(Protocol):
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> Batches: ...
     def loss(self, outputs: Any, targets: Any) -> Tensor: ...
-    def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor: ...
+    def output_error(self, original: Any, changed: Any) -> Tensor: ...
     def content_key(self, model: nn.Module) -> str: ...
 
 
@@ -67,32 +67,24 @@ class Steps:
 class Finetuning(Steps):
     """AdamW on DeiT's soft distillation loss, by default with a cosine schedule and no warm-up.
 
-    `learning_rate` (8.7e-6 for one epoch; 1e-4 over five for pruned networks) and the loss are the paper's; `alpha`,
-    `temperature` and `weight_decay` are DeiT's; `min_learning_rate` is from Isomorphic Pruning's code, which lowers the
-    rate once per epoch: for its single epoch at a constant rate, set `min_learning_rate` to `learning_rate`.
+    `learning_rate` (8.7e-6 for one epoch; 1e-4 over five for pruned networks) and the loss are the paper's; `alpha` and
+    `weight_decay` are DeiT's.
 
-    The rate falls to `min_learning_rate` by a `cosine` or a `linear` schedule (UPerNet's 160,000 iterations), or to a
-    tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule: after 8 and 11 of 12). `backbone_scale`
-    multiplies the rate of a part called `backbone`, to protect it while new heads learn. With `train_batch_norm`, meant
-    for layers that were never trained, BatchNorm normalises by the batch and updates its running statistics.
+    The rate falls to 0 by a `cosine` or a `linear` schedule (UPerNet's 160,000 iterations), or to a tenth after each of
+    `decay_epochs` with `steps` (detectors' 1x schedule: after 8 and 11 of 12). `backbone_scale` multiplies the rate of
+    a part called `backbone`, to protect it while new heads learn. With `train_batch_norm`, meant for layers that were
+    never trained, BatchNorm normalises by the batch and updates its running statistics.
     """
 
     num_epochs: Count = 1
-    min_learning_rate: NotNegative = 0.0
     schedule: Literal["cosine", "linear", "steps"] = "cosine"
     decay_epochs: tuple[Count, ...] = ()
     alpha: Share = 0.5
-    temperature: Positive = 1.0
     precision: Precision = "float32"
     train_batch_norm: bool = False
     backbone_scale: Positive = 1.0
 
     def __post_init__(self):
-        if self.min_learning_rate > self.learning_rate:
-            raise ValueError(
-                f"min_learning_rate {self.min_learning_rate} must not exceed learning_rate {self.learning_rate}, which "
-                "falls to it"
-            )
         if (self.schedule == "steps") != bool(self.decay_epochs):
             raise ValueError(
                 f"decay_epochs {list(self.decay_epochs)} do not fit schedule={self.schedule}: give them with "
@@ -119,15 +111,15 @@ class Finetuning(Steps):
                 decays = [epoch * steps_per_epoch + 1 for epoch in self.decay_epochs]  # timm applies them a step early
                 return MultiStepLRScheduler(optimizer, decays, decay_rate=0.1, **common)
             case "linear":
-                return PolyLRScheduler(optimizer, total_steps, power=1.0, lr_min=self.min_learning_rate, **common)
+                return PolyLRScheduler(optimizer, total_steps, power=1.0, **common)
             case "cosine":
-                return CosineLRScheduler(optimizer, total_steps, lr_min=self.min_learning_rate, **common)
+                return CosineLRScheduler(optimizer, total_steps, **common)
 
     def loss(self, data: TrainingData, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
         """(1 - alpha) times the loss on labels + alpha times the distance from the teacher, summed over samples.
 
-        For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), as in the DeiT
-        paper; DeiT's code also divides by the number of classes. With an alpha of 1, no labels are read.
+        For class logits the distance is KL(teacher ‖ student), as in the DeiT paper; DeiT's code also divides by the
+        number of classes. With an alpha of 1, no labels are read.
         """
         matched = compressed_blocks(student, teacher) if self.block_weight else []
         parts = []
@@ -139,7 +131,7 @@ class Finetuning(Steps):
             with torch.no_grad(), outputs_of(teacher, matched) as originals:
                 original = run(teacher, inputs)
         if self.alpha:
-            parts.append(self.alpha * data.distillation_error(original, outputs, self.temperature))
+            parts.append(self.alpha * data.output_error(original, outputs))
         if matched:
             parts.append(self.block_weight * matching_error(originals, of_blocks, batch_size(inputs)))
         return sum(parts[1:], start=parts[0])

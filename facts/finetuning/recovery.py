@@ -235,9 +235,6 @@ class Inputs:
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         raise NotImplementedError("inputs without labels have no loss of their own")
 
-    def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
-        return self.output_error(original, changed)
-
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> "Epoch":
         return Epoch(self, (seed, epoch), range(self.num_training_parts))
 

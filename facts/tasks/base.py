@@ -73,12 +73,6 @@ class Task(ABC):
     def output_error(self, original: Any, changed: Any) -> Tensor:
         """Distance of a changed network's outputs from the original's, summed over samples."""
 
-    def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
-        """Summed distance of a student's outputs from its teacher's. Raises `ValueError` without logits to soften."""
-        if temperature != 1:
-            raise ValueError(f"the outputs of {type(self).__name__} are not class logits: temperature must be 1")
-        return self.output_error(original, changed)
-
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Sum of the samples' own losses."""
@@ -106,10 +100,6 @@ class ClassLogits(Task):
 
     def output_error(self, original: Tensor, changed: Tensor) -> Tensor:
         return kl_divergence(original, changed)
-
-    def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
-        """KL divergence of the softened outputs, times the squared temperature, which restores the gradient's scale."""
-        return temperature**2 * kl_divergence(original / temperature, changed / temperature)
 
 
 def settings_of(task: Task) -> dict[str, Any]:

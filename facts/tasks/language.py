@@ -37,7 +37,7 @@ class Language(ClassLogits):
     are shuffled by `seed`: the first `num_sensitivity` are for searches, the next `num_calibration` for the factors
     (paper, supplement: 256 of 2,048 tokens). Analyses use windows of `analysis_length` tokens of the evaluation text:
     `num_factors` for the factors, `num_held_out` for the comparison. Benchmarks use `num_questions` each (default: all)
-    and score `num_answers_at_once` per batch; `accuracy` is `acc`, or `acc_norm`, which divides by answer lengths.
+    and score `num_answers_at_once` per batch.
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 2048
@@ -49,7 +49,6 @@ class Language(ClassLogits):
     batch_size: Count = 1
     num_questions: Count | None = None
     num_answers_at_once: Count = 16
-    accuracy: Literal["acc", "acc_norm"] = "acc"
     seed: int = 0
 
     @abstractmethod
@@ -117,7 +116,7 @@ class Language(ClassLogits):
         return Evaluation(metrics)
 
     def _accuracies(self, model: nn.Module, precision: torch.dtype) -> dict[str, float]:
-        """Zero-shot accuracy in percent by benchmark; benchmarks without `acc_norm` (winogrande) keep `acc`.
+        """Zero-shot accuracy in percent by benchmark, by the likelihoods of the answers as they are.
 
         Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a
         benchmark that is unknown or has no accuracy.
@@ -149,7 +148,7 @@ class Language(ClassLogits):
             )["results"]
         if without := [name for name in names if "acc,none" not in found[name]]:
             raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
-        return {name: 100 * found[name].get(f"{self.accuracy},none", found[name]["acc,none"]) for name in names}
+        return {name: 100 * found[name]["acc,none"] for name in names}
 
     def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
         """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""

@@ -7,7 +7,7 @@ import facts
 from facts.analysis import CrossMoments, FisherSimilarity, Subject
 from facts.analysis.base import groups_within
 from facts.estimators import ESTIMATORS, FACTS
-from facts.estimators.whitening import raise_shrinkage, shrink
+from facts.estimators.whitening import shrink
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make_model
 from tests.oracles.factors import ORACLES, every
@@ -61,20 +61,6 @@ def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypat
     assert list(tmp_path.rglob("FisherProducts*"))
     layers = {str(size): torch.nn.Linear(size, 1, bias=False) for size in (3, 4, 9, 1, 2)}
     assert [list(group) for group in groups_within(layers, 7)] == [["3", "4"], ["9"], ["1", "2"]]
-
-
-def test_repaired_factors_are_those_of_the_decomposition(data):
-    """GFWSVD's factors of one group have rank one: its rule shrinks them until they have a Cholesky factor."""
-    *_, calibration, samples = data
-    A, B = ORACLES["gfwsvd"](calibration["tokens"])
-    repaired = [raise_shrinkage(matrix) for matrix in (A, B)]
-    assert not A.equal(repaired[0]) and not B.equal(repaired[1])
-    held_out = every(samples["tokens"])
-    d_out, d_in = held_out[0].D.shape
-    expected = matrix_cosine(dense_fisher(held_out), dense_product(*repaired, d_in, d_out))
-    analysis = FisherSimilarity(num_probes=NUM_PROBES, factors="shrunk")
-    found = analysis.run(subject(data, ESTIMATORS["gfwsvd"]())).values["tokens"]
-    assert abs(found["cosine"] - expected) < 4 * found["cosine_error"]
 
 
 def test_a_layer_without_gradients_is_named():

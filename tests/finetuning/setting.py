@@ -18,7 +18,7 @@ class Given:
     """A task of given images, the same in every epoch; `before_batch()` is called before each batch is handed out."""
 
     loss = staticmethod(summed_cross_entropy)
-    distillation_error = Classification.distillation_error
+    output_error = Classification.output_error
 
     def __init__(self, sizes, dtype=torch.float64, before_batch=lambda: None):
         self.batches, self.before_batch = image_batches(sizes, dtype=dtype), before_batch

@@ -67,7 +67,7 @@ def test_what_is_not_the_same_starts_anew(tmp_path, change):
     student, teacher, task, fields = make_student(), make_model(), Given(SIZES), RUNS
     match change:
         case "recipe":
-            fields = {**RUNS, "temperature": 2.0}
+            fields = {**RUNS, "alpha": 0.25}
         case "student":
             student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
         case "teacher":
