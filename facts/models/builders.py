@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 import timm
 import torch
 from pydantic import Field, field_validator
-from timm.layers import DropPath, to_2tuple
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 from torchvision import models
 
@@ -260,24 +260,7 @@ def _options_of(model: nn.Module) -> dict[str, Any]:
         "in_chans": None if first is None else first.shape[1],
         "img_size": list(image) if isinstance(image, tuple) else None,
         "global_pool": pool if isinstance(pool, str) else getattr(pool, "pool_type", None),
-        "drop_rate": getattr(model, "drop_rate", _dropout(model, "head_drop")),
-        "proj_drop_rate": _dropout(model, "proj_drop"),
-        "attn_drop_rate": _dropout(model, "attn_drop"),
-        "drop_path_rate": max(
-            (_rate(path.drop_prob) for path in model.modules() if isinstance(path, DropPath)), default=None
-        ),
     }
-
-
-def _dropout(model: nn.Module, name: str) -> float | None:
-    """Rate of the first `nn.Dropout` with this name; all blocks have the same."""
-    found = (module for path, module in model.named_modules() if path.rpartition(".")[2] == name)
-    return next((_rate(module.p) for module in found if isinstance(module, nn.Dropout)), None)
-
-
-def _rate(probability: float) -> float:
-    """Undo timm's rounding to float32: 0.1 rather than 0.10000000149."""
-    return round(probability, 6)
 
 
 def classifiers() -> list[str]:

@@ -1,6 +1,7 @@
 """Recipes of saved networks, from a network or from someone else's folder, and the provenance of weights."""
 
 import logging
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import safe_open
+from timm.layers import DropPath
 from timm.models import FeatureInfo
 from torch import nn
 
@@ -29,7 +31,9 @@ MOST_ENTRIES = 2**16  # such as class names
 TEXT_SIZES = range(-(2**31), 2**31)
 SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: TEXT_SIZES, ImageTextModel.kind: TEXT_SIZES}
 OTHER_SIZES = range(-(2**16), 2**16)
-IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
+# Attributes and modules without effect on a loaded network; rates of dropout are not kept.
+IRRELEVANT = re.compile("fused_attn|grad_checkpointing|training|.*drop.*")
+DROPOUTS = (nn.Identity, nn.Dropout, DropPath)
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +79,17 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     return recipe if _structure(rebuilt) == _structure(model) else None
 
 
-def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple[str, str], Any]]:
-    """Structure that distinguishes networks of the same name: printed form, shapes, and modules' settings."""
+def _structure(model: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Structure that distinguishes networks of the same name: classes and settings of modules, and shapes."""
+    modules = {name: module for name, module in model.named_modules() if not isinstance(module, DROPOUTS)}
     shapes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     settings = {
-        (name, attribute): value
-        for name, module in model.named_modules()
+        f"{name}.{attribute}": value
+        for name, module in modules.items()
         for attribute, value in vars(module).items()
-        if isinstance(value, bool | int | float | str | tuple | list) and attribute not in IRRELEVANT
+        if isinstance(value, bool | int | float | str | tuple | list) and not IRRELEVANT.fullmatch(attribute)
     }
-    return repr(model), shapes, settings
+    return {name: type(module) for name, module in modules.items()}, shapes, settings
 
 
 def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
