@@ -26,7 +26,7 @@ from facts.modules.linear_calls import copy_with
 from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run
 from facts.result import CompressionResult
 from facts.utils.batches import described
-from facts.utils.files import staging
+from facts.utils.files import replacing
 from facts.utils.options import first_line, needing
 from facts.utils.progress import silence, with_progress
 
@@ -72,7 +72,7 @@ def export_onnx(
     options["custom_translation_table"] = {torch.ops.aten.sort.stable: _stable_sort}
     if isinstance(model, OneTensor):
         model.network.set_attn_implementation("eager")  # others cannot be converted for Swin
-    with staging(Path(path)) as staged, TemporaryDirectory() as temporary:
+    with replacing(Path(path)) as staged, TemporaryDirectory() as temporary:
         program = torch.onnx.export(_trace(model, example), input_names=["input"], output_names=["output"], **options)
         assert program is not None  # with dynamo
         program.save(written := Path(temporary, "model.onnx") if samples else staged)
@@ -104,7 +104,7 @@ def export_program(compressed: CompressionResult | nn.Module, example: Tensor, p
     `example` and the comparison of outputs are as in `export_onnx`. Raises `ValueError` if outputs differ.
     """
     model, example = on_cpu(compressed, example)
-    with staging(Path(path)) as staged:
+    with replacing(Path(path)) as staged:
         buffer = io.BytesIO()  # torch's own writer ends the process if the disk is full
         torch.export.save(_trace(model, example), buffer)
         staged.write_bytes(buffer.getbuffer())
@@ -243,7 +243,7 @@ def export_openvino(
         raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml, not {path.name}")
     model, example = on_cpu(compressed, example)
     samples = [] if int8 is None else samples_of(int8, model, example)
-    with staging(path) as staged, TemporaryDirectory() as temporary:
+    with replacing(path) as staged, TemporaryDirectory() as temporary:
         file, inputs = Path(temporary, "model.onnx"), Path(temporary, "inputs.npy")
         export_onnx(model, example, file)
         if samples:

@@ -1,4 +1,4 @@
-"""Atomic writing of files, first under a temporary name and then renamed; and file locks."""
+"""Atomic writing of files, first in a temporary folder and then moved; and file locks."""
 
 import errno
 import logging
@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import tempfile
-import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,31 +22,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file in the same folder that becomes `path` if the block succeeds, and is removed otherwise.
+    """Yield a stand-in for `path`, in a temporary folder next to it, which becomes `path` if the block succeeds.
 
-    Raises an `OSError` that says what to do if the disk is full.
-    """
-    path = path.expanduser()
-    with needing_room(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-        try:
-            temporary.touch()
-            mode = temporary.stat().st_mode
-            yield temporary
-            temporary.chmod(mode)  # some writers make files that nobody else may read
-            _to_disk(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def staging(path: Path) -> Iterator[Path]:
-    """Yield a stand-in for `path` in a temporary folder next to it, for writers that add files `path` refers to.
-
-    If the block succeeds, all files move to the folder of `path`, `path` last; if it fails, they are removed. Raises
-    an `OSError` that says what to do if the folder cannot be written or the disk is full.
+    Other files there, to which the stand-in may refer, move along, before it. If the block fails, all are removed.
+    Raises an `OSError` that says what to do if the folder cannot be written or the disk is full.
     """
     folder = writable_folder(path.parent)
     path = folder / path.name
@@ -55,9 +33,12 @@ def staging(path: Path) -> Iterator[Path]:
         raise IsADirectoryError(f"{path} is a folder: name a file")
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
         staged = Path(temporary) / path.name
+        staged.touch()
+        mode = staged.stat().st_mode
         yield staged
         others = [file for file in staged.parent.iterdir() if file != staged]
         for file in (*others, staged):
+            file.chmod(mode)  # some writers make files that nobody else may read
             _to_disk(file)
         if others:
             path.unlink(missing_ok=True)  # an older one must not refer to newer files if this is interrupted

@@ -27,7 +27,7 @@ from facts.saving.load import BoundedTensors
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from facts.saving.save import CARD
 from facts.utils.cache import Cache
-from facts.utils.files import staging
+from facts.utils.files import replacing
 from tests.networks import image_batches, make_image_classifier, make_model
 from tests.saving.edits import tensor
 from tests.saving.setting import TIMM, assert_same, compressed, from_recipe, from_timm, mini_mambavision
@@ -264,7 +264,7 @@ def test_a_tilde_is_the_home_folder(saved, tmp_path, monkeypatch):
     facts.save_compressed(saved[0], "~/small")
     assert facts.load_compressed("~/small").plan == saved[0].plan
     Cache("~/cache").save("a", {})
-    with staging(Path("~/a")) as path:
+    with replacing(Path("~/a")) as path:
         path.touch()
     assert {each.name for each in Path("home").iterdir()} == {"small", "cache", "a"} and not Path("~").exists()
 

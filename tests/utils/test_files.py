@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from facts.utils.files import HeldElsewhere, locked, staging, writable_folder
+from facts.utils.files import HeldElsewhere, locked, replacing, writable_folder
 
 HOLDER = """
 import fcntl, sys, time
@@ -47,8 +47,8 @@ def test_a_folder_is_tried_without_leaving_one(tmp_path):
 
 
 def write(path, text):
-    """A file, and another one that it refers to, where `staging` says."""
-    with staging(path) as staged:
+    """A file, and another one that it refers to, where `replacing` says."""
+    with replacing(path) as staged:
         staged.write_text(text)
         staged.with_suffix(".data").write_text(text)
 
@@ -62,7 +62,7 @@ def test_staged_files_move_together_or_not_at_all(tmp_path):
     for text in ("first", "second"):
         write(folder / "a.onnx", text)
         assert contents(folder) == {"a.onnx": text, "a.data": text}
-    with pytest.raises(ZeroDivisionError), staging(folder / "a.onnx") as staged:
+    with pytest.raises(ZeroDivisionError), replacing(folder / "a.onnx") as staged:
         staged.write_text("third")
         1 / 0  # noqa: B018
     assert contents(folder) == {"a.onnx": "second", "a.data": "second"}
