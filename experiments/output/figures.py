@@ -51,8 +51,6 @@ TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "ancho
 LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
 THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # error bars of many curves
 BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
-PIVOTED = ", pivoted"
-COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
 
 NUM_DRAWS = 1000
 INTERVAL = (2.5, 97.5)  # percentiles
@@ -177,33 +175,6 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
                 axes.axhline(curve.top1.max(), color=BLACK, linestyle="--", label=method)
     every[0].set_ylabel("top-1 [%] ± standard error")
     share_legend(figure, 2)
-    return figure, points
-
-
-def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot top-1 against FLOPs, and against time where measured, with one curve per method and form."""
-    points = metrics_of(records, "gflops", "speedup", "top1")
-    points["method"] = points.row.str.removesuffix(PIVOTED)
-    points["time"] = 1 / points.speedup
-    for key in ("form", "ratio"):
-        points[key] = [record.config[key] for record in records.values() if record]
-    points = points[["method", "form", "ratio", *COSTS, "top1", "standard_error"]]
-    unit, per_gflop = flops_unit(points.gflops.dropna())
-    shown = points.assign(gflops=per_gflop * points.gflops)
-    colors = dict(zip(points.method.unique(), cycle(CURVES), strict=False))
-    figure, every = panels(len(COSTS), 3.2, sharey=True)
-    for axes, (cost, label) in zip(every, COSTS.items(), strict=True):
-        axes.set(xlabel=label.format(unit))
-        measured = shown.dropna(subset=[cost, "top1"])
-        if measured.empty:
-            say(axes)
-        for method, curves in measured.groupby("method", sort=False):
-            for form, line in (("plain", "o--"), ("pivoted", "s-")):
-                curve = curves[curves.form == form].sort_values("ratio")
-                style = {"fmt": line, "color": colors[method], "label": f"{method}, {form}"}
-                axes.errorbar(curve[cost], curve.top1, curve.standard_error, **style, **THIN)
-    every[0].set_ylabel("top-1 [%] ± standard error")
-    share_legend(figure, 3)
     return figure, points
 
 

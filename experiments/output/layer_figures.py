@@ -1,10 +1,9 @@
-"""Figures of layers: couplings of tokens, terms that the method drops, and measured and predicted sensitivities."""
+"""Figures of layers: couplings of tokens, terms that the method drops, and sensitivities."""
 
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
@@ -176,35 +175,3 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
         axes.axhline(0, color=BLACK, linewidth=0.5)
         axes.legend()
     return figure, joined(curves, ["layer", "curve", "ratio", "error"])
-
-
-def fisher_prediction(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot errors predicted to second order against measured ones, one point per layer and ratio."""
-    truth, *predictions = experiment.rows
-    figure, every = panels(len(experiment.columns), 3.2)
-    points = []
-    for axes, column in zip(every, experiment.columns, strict=True):
-        axes.set(title=column, xscale="log", yscale="log")
-        axes.set(xlabel="measured KL divergence [nat]", ylabel="predicted [nat]")
-        measured = _errors(records[truth, column])
-        for prediction, color, marker in zip(predictions, (VERMILION, BLUE), "^o", strict=True):
-            both = measured.merge(_errors(records[prediction, column]), on=["layer", "rank"])
-            both = both[(both.error_x > 0) & (both.error_y > 0)]
-            if both.empty:
-                say(axes)
-                continue
-            label = f"{prediction} (rank correlation {scipy.stats.spearmanr(both.error_x, both.error_y).statistic:.2f})"
-            axes.plot(both.error_x, both.error_y, marker, color=color, markersize=2.5, alpha=0.6, label=label)
-            columns = {"error_x": "measured", "error_y": "predicted"}
-            points.append(both.rename(columns=columns).assign(column=column, prediction=prediction))
-        if points:
-            ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
-            axes.plot(ends, ends, color=BLACK, linewidth=0.7)
-            axes.legend(loc="lower right")
-    return figure, joined(points, ["column", "prediction", "layer", "rank", "measured", "predicted"])
-
-
-def _errors(record: Record | None) -> pd.DataFrame:
-    entries = record.profile.items() if record else ()
-    rows = [(layer, rank, error) for layer, profile in entries for rank, _, error in profile]
-    return pd.DataFrame(rows, columns=["layer", "rank", "error"])

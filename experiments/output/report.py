@@ -52,7 +52,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (gaps_of, parts, picture, plans_of, provenance, table_of, timings):
+    for function in (gaps_of, parts, picture, plans_of, provenance, table_of):
         environment.globals[function.__name__] = function
     environment.filters |= {"code": code, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
@@ -185,15 +185,3 @@ def provenance(records: list[Record]) -> pd.DataFrame:
     outdated = f"{sum(map(is_outdated, records))} of {len(records)} records"
     known = {"last cell": records[-1].time, "outdated": outdated, "commits": ", ".join(sorted(commits))}
     return pd.DataFrame({"value": {**known, **records[-1].machine, **records[-1].versions}}).rename_axis("what")
-
-
-def timings(results: Iterable[Result]) -> pd.DataFrame:
-    """Sum cells, repaired factors and seconds by stage over each estimator; no cell counts twice."""
-    lines = {}
-    for result in results:
-        for record in result.records.values():
-            estimator = (record.config["estimator"]["_target_"] or "none").rpartition(".")[2]
-            seconds = {f"{stage} [s]": seconds for stage, seconds in record.seconds.items()}
-            repaired = {"estimator": estimator, "cells": 1, "repaired": record.num_repaired}
-            lines[record.fingerprint] = {**repaired, **seconds}
-    return pd.DataFrame(lines.values()).groupby("estimator").sum()

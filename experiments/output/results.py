@@ -1,10 +1,8 @@
-"""Output of a run: tables, figures and the report, in the results folder, on the screen, and as W&B artifacts."""
+"""Output of a run: tables, figures and the report, in the results folder, on the screen, and in W&B."""
 
 import json
 import logging
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from textwrap import fill
@@ -17,31 +15,25 @@ from rich.console import Console
 
 from experiments.config import CONF, Experiment, plain
 from experiments.grid import GridCell, every_experiment
-from experiments.output.figures import STYLE, Drawing, ablation, forms, ranking, steps, throughput
-from experiments.output.layer_figures import (
-    cross_moments,
-    fisher_prediction,
-    motivation,
-    sensitivity_interpolation,
-    token_couplings,
-)
+from experiments.output.figures import STYLE, Drawing, ablation, ranking, steps, throughput
+from experiments.output.layer_figures import cross_moments, motivation, sensitivity_interpolation, token_couplings
 from experiments.output.report import write_report
 from experiments.output.tables import Entry, entries_of, published_rows, screen_table, write_tables
 from experiments.output.tracking import tracked
-from experiments.record import Record, versions, write_records
+from experiments.record import Record, write_records
 from facts.utils.cache import content_key
 from facts.utils.files import replacing
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
 
-OF_ACCURACY = (ablation, forms, ranking, steps, throughput)
-OF_LAYERS = (cross_moments, fisher_prediction, motivation, sensitivity_interpolation, token_couplings)
+OF_ACCURACY = (ablation, ranking, steps, throughput)
+OF_LAYERS = (cross_moments, motivation, sensitivity_interpolation, token_couplings)
 DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_ACCURACY, *OF_LAYERS)}
 CHARACTERS_PER_INCH = 15  # of a title
 
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
-    """Draw the figure of the experiment's first draw, write and print its table, and log all files to W&B."""
+    """Draw the figure of the experiment's first draw, write and print its table, and log both to W&B."""
     grid = grid + published_rows(experiment)
     first, settings, profile = [cell for cell in grid if not cell.draw], plain(experiment), config.profile.name
     if not Path(CONF, "experiment", f"{experiment.name}.yaml").exists():  # the report reads it here
@@ -60,7 +52,6 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
             track(lambda run: log_table(run, entries, first))
-        track(lambda run: publish(run, experiment, first, folder))
 
 
 def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
@@ -119,36 +110,3 @@ def link_of(record: Record | None, run: Any) -> str:
     if record is None or record.config["tracking"]["mode"] == "disabled":
         return ""
     return record.run_id if run.offline else f"{run.project_url}/runs/{record.run_id}"
-
-
-def publish(run: Any, experiment: Experiment, grid: Sequence[GridCell], folder: Path) -> None:
-    """Log the files of the experiment in `folder` as an artifact of type `report`, one version per call."""
-    import wandb
-
-    snapshot = Path(run.dir).with_name("report")  # a copy: the next table may be written before this is synced
-    snapshot.mkdir()
-    plans_of(grid).to_csv(snapshot / "plans.csv", index=False)
-    shown = [path for kind in ("tables", "figures") for path in (folder / kind).glob(f"{experiment.name}.*")]
-    fingerprints = {cell.record.fingerprint for cell in grid if cell.record}
-    for path in [*shown, *(folder / "records" / f"{fingerprint}.json" for fingerprint in fingerprints)]:
-        copy = snapshot / path.relative_to(folder)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
-    cells = Counter(cell.status for cell in grid)
-    artifact = wandb.Artifact(
-        f"{experiment.name}-{folder.name}",
-        type="report",
-        description=experiment.title,
-        metadata={"profile": folder.name, "cells": dict(cells), "versions": versions()},
-    )
-    for path in filter(Path.is_file, snapshot.rglob("*")):
-        artifact.add_file(str(path), str(path.relative_to(snapshot)), skip_cache=True, policy="immutable")
-    run.log_artifact(artifact)
-
-
-def plans_of(grid: Iterable[GridCell]) -> pd.DataFrame:
-    """List the rank of every layer of every cell, empty for a layer left dense."""
-    ranks = [
-        (cell.row, cell.column, layer, rank) for cell in grid if cell.record for layer, rank in cell.record.plan.items()
-    ]
-    return pd.DataFrame(ranks, columns=["row", "column", "layer", "rank"]).astype({"rank": "Int64"})

@@ -50,7 +50,7 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
         assert (windows <= between + 1e-12).all()  # a convex curve lies below its chords
 
 
-@pytest.mark.parametrize("name", sorted(DRAWINGS.keys() - {"fisher_prediction", "token_couplings"}))
+@pytest.mark.parametrize("name", sorted(DRAWINGS.keys() - {"token_couplings"}))
 def test_a_figure_of_nothing_says_so(name):
     assert drawn(drawing(name, "A"), places({"A": None})).empty
 
