@@ -1,7 +1,6 @@
 """The command `facts`. Its modules import PyTorch only when a command runs."""
 
 import ctypes
-import json
 import logging
 import os
 import sys
@@ -17,7 +16,7 @@ from typer.core import TyperGroup
 
 from facts.cli.compress import compress, cut, pareto, push, recover
 from facts.cli.evaluate import benchmark, evaluate, export
-from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, Json, models
+from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, models
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,6 @@ def list_choices(
     part: Annotated[
         str, typer.Argument(metavar="PART", help="Only names that contain this; for models, `*` matches anything.")
     ] = "",
-    as_json: Json = False,
 ) -> None:
     """List the available models, estimators, searches, or forms.
 
@@ -74,7 +72,7 @@ def list_choices(
 
         facts list models vit_tiny
         facts list estimators
-        facts list searches --json
+        facts list searches
 
     The models are torchvision's, and timm's with the tags of their published weights: timm/NAME.TAG; without a tag, the
     first is used. Language models and image classifiers at huggingface.co are called transformers/OWNER/NAME.
@@ -83,9 +81,6 @@ def list_choices(
     found = models(part) if kind == "models" else {name: text for name, text in METHODS[kind].items() if part in name}
     if not found:
         raise ValueError(f"none of the {kind} has {part!r} in its name: give a shorter part, or none")
-    if as_json:
-        print(json.dumps(found, indent=1))
-        return
     table = Table("name", "published weights" if kind == "models" else "method", box=None)
     table.columns[0].no_wrap = True
     for name, text in found.items():

@@ -13,6 +13,7 @@ from facts.cli.options import BUDGET, ESTIMATORS, METHOD, SEARCHES, option
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    import pandas
     import torch
 
 
@@ -56,7 +57,6 @@ def compress(
     device: options.Device = None,
     precision: options.Precision = "float32",
     dtype: options.DType = None,
-    moments: options.Moments = "auto",
     checkpoint_blocks: options.CheckpointBlocks = "auto",
     layers_at_once: options.LayersAtOnce = None,
     cache: options.Cache = None,
@@ -96,7 +96,7 @@ def compress(
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
     blocks: Any = {"auto": "auto", "on": True, "off": False}[checkpoint_blocks]
-    memory = facts.MemoryPolicy(moments=moments, checkpoint_blocks=blocks, layers_at_once=layers_at_once)
+    memory = facts.MemoryPolicy(checkpoint_blocks=blocks, layers_at_once=layers_at_once)
     execution = facts.Execution(getattr(torch, precision), memory, cache=kept)
     layers: dict[bool | None, Any] = {None: None, True: "all", False: "linear"}
     network = build(model, weights, num_classes, device)
@@ -207,7 +207,7 @@ def pareto(
 
     from facts.cli.inputs import batches_of, build, measured, nothing_to_evaluate, task_of
     from facts.compression.compress import default_parts
-    from facts.utils.files import replacing, writable_folder
+    from facts.utils.files import writable_folder
 
     writable_folder(out, keep=False)
     network = build(model, weights, num_classes, device)
@@ -227,17 +227,24 @@ def pareto(
         sensitivity=sensitivity,
         **methods,
     )
-    column = {"latency": "latency_ms"}.get(cost, cost)
     metric = next(name for name in ("perplexity", "top1", "agreement", "cosine") if name in points)
     bars = f"{metric}_standard_error"
-    look = {"x": column, "y": metric, "yerr": bars if bars in points else None, "capsize": 3, "ylabel": metric}
-    axes = points[:1].plot(**look, marker="o", color="black", label="original", figsize=(6, 4))
-    for method, own in points[1:].groupby(["estimator", "search"], sort=False):
-        own.sort_values(column).plot(**look, marker="o", label=", ".join(method), ax=axes)
-    with replacing(out / "pareto.png") as path:
-        axes.figure.savefig(path, format="png", dpi=200, bbox_inches="tight")
+    column = {"latency": "latency_ms"}.get(cost, cost)
+    _draw(points, column, metric, bars if bars in points else None, out / "pareto.png")
     print(points.filter(["estimator", "search", "form", "ratio", column, metric, bars]).to_string(index=False))
     print(f"saved {out / 'pareto.csv'} and {out / 'pareto.png'}")
+
+
+def _draw(points: "pandas.DataFrame", column: str, metric: str, bars: str | None, file: Path) -> None:
+    """Plot a metric against a cost, one curve per method and a point for the original, which comes first."""
+    from facts.utils.files import replacing
+
+    look: dict[str, Any] = {"x": column, "y": metric, "yerr": bars, "capsize": 3, "ylabel": metric, "marker": "o"}
+    axes = points[:1].plot(**look, color="black", label="original", figsize=(6, 4))
+    for method, own in points[1:].groupby(["estimator", "search"], sort=False):
+        own.sort_values(column).plot(**look, label=", ".join(method), ax=axes)
+    with replacing(file) as path:
+        axes.figure.savefig(path, format="png", dpi=200, bbox_inches="tight")
 
 
 def cut(

@@ -1,18 +1,20 @@
 """`facts evaluate`, `export` and `benchmark`: how good a network is, and how fast in each runtime."""
 
-import csv
 import json
-from dataclasses import asdict
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import facts
 from facts.cli import options
 from facts.cli.options import DATA, option
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def evaluate(
@@ -95,17 +97,12 @@ def export(
     exported too, with random weights, which do not affect times, but not kept; for int8, so is the compressed network
     in float32. All take turns.
     """
-    import torch
-    from tabulate import tabulate
-
     from facts.cli.inputs import batch_of, data_of, input_shape, load_result
-    from facts.cost.timing import DEFAULT_TIMING
     from facts.modules.networks import reads_tokens
-    from facts.saving.export import import_openvino, onnx_call, openvino_call, refuse_without_onnx
+    from facts.saving.export import import_openvino, refuse_without_onnx
     from facts.saving.load import built_by
     from facts.saving.recipes import build_recipe
     from facts.utils.files import writable_folder
-    from facts.utils.progress import with_progress
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
@@ -126,15 +123,29 @@ def export(
     if out.suffix == ".pt2":
         facts.export_program(compressed, batch, out)
         print(f"saved to {out}")
-        return
-    original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
+    else:
+        original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
+        _export_timed(original, compressed, batch, out, calibration)
+
+
+def _export_timed(
+    original: "nn.Module", compressed: "nn.Module", batch: "Tensor", out: Path, calibration: Iterable[Any] | None
+) -> None:
+    """Write a network for its runtime, in int8 with calibration data, and print its time beside the original's."""
+    import torch
+    from tabulate import tabulate
+
+    from facts.cost.timing import DEFAULT_TIMING
+    from facts.saving.export import onnx_call, openvino_call
+    from facts.utils.progress import with_progress
+
     runtime, write, load = (
         ("OpenVINO", facts.export_openvino, openvino_call)
         if out.suffix == ".xml"
         else ("ONNX Runtime", facts.export_onnx, onnx_call)
     )
     steps: list[tuple[str, Any, Any]] = [("original", original, None), ("compressed", compressed, None)]
-    steps += [("in int8", compressed, calibration)] if int8 else []
+    steps += [("in int8", compressed, calibration)] if calibration is not None else []
     with TemporaryDirectory() as temporary:
         files = {name: Path(temporary, f"{name}{out.suffix}") for name, *_ in steps[:-1]} | {steps[-1][0]: out}
         for name, network, images in with_progress(steps, "export"):
@@ -142,9 +153,9 @@ def export(
         times = DEFAULT_TIMING.times({name: partial(load(file), batch) for name, file in files.items()})
     before = times["original"]
     rows = [(name, f"{1000 * each.median:.4g} ms", f"{each.ratio(before):.1%}") for name, each in times.items()]
-    headers = f"{runtime}, batch of {batch_size}", "latency", "remaining"
+    headers = f"{runtime}, batch of {len(batch)}", "latency", "remaining"
     print(tabulate(rows, headers=headers, colalign=("left", "right", "right")))
-    if int8:
+    if calibration is not None:
         print(f"\nrelative squared error of the outputs in int8: {error:.2g}")
     print(f"\non {torch.get_num_threads()} threads; saved to {out}")
 
@@ -160,8 +171,6 @@ def benchmark(
         str | None, option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
-    turns: Annotated[int, typer.Option(min=2, help="Timed turns of each; the median counts.")] = 7,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A CSV file to write.")] = None,
     architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
     device: options.Device = None,
@@ -172,7 +181,7 @@ def benchmark(
 
         facts benchmark timm/deit_small_patch16_224 deit_half timm/deit_tiny_patch16_224
         facts benchmark timm/deit_tiny_patch16_224 deit_half --data photos --runtime "OpenVINO, int8"
-        OMP_NUM_THREADS=4 facts benchmark deit_half --batch-size 1 --out board.csv
+        OMP_NUM_THREADS=4 facts benchmark deit_half --batch-size 1
 
     PyTorch, eager and compiled; on a CPU also ONNX Runtime and OpenVINO where they are installed, on a GPU CUDA
     graphs. Named networks get random weights, which do not affect times: only a configuration is downloaded.
@@ -182,12 +191,8 @@ def benchmark(
     from tabulate import tabulate
 
     from facts.cli.inputs import batch_of, build, data_of, input_shape, is_saved, load
-    from facts.cost.timing import TimingPolicy
     from facts.utils.distributed import device_name
-    from facts.utils.files import replacing, writable_folder
 
-    if out:
-        writable_folder(out.parent, keep=False)
     networks = {
         name: load(name, None, None, device, architecture) if is_saved(name) else build(name, "random", None, device)
         for name in models
@@ -199,29 +204,15 @@ def benchmark(
         raise ValueError(f"{both}: time networks of other inputs in another run")
     batch = batch_of(first, shapes[models[0]], batch_size)
     calibration = data_of(first, data, num_workers=0).calibration(first) if data else None
-    timing = TimingPolicy(num_turns=turns)
-    speeds = facts.benchmark(networks, batch, runtimes=runtime, int8=calibration, timing=timing)
-    conditions = {
-        "batch_size": batch_size,
-        "device": device_name(batch.device),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-    table = [asdict(each) | {"speed_up": each.throughput / speeds[0].throughput} | conditions for each in speeds]
+    speeds = facts.benchmark(networks, batch, runtimes=runtime, int8=calibration)
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
     rows = [
         (
-            *(row["network"], row["runtime"], f"{row['throughput']:.4g}", f"{row['spread']:.0%}"),
-            *(f"{1000 * row['latency']:.4g} ms", f"{row['speed_up']:.2f}"),
+            *(each.network, each.runtime, f"{each.throughput:.4g}", f"{each.spread:.0%}"),
+            *(f"{1000 * each.latency:.4g} ms", f"{each.throughput / speeds[0].throughput:.2f}"),
         )
-        for row in table
+        for each in speeds
     ]
     print(tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
-    where = "\non {device}, {threads} threads; medians of {turns} turns, spread: interquartile range"
-    print(where.format(**conditions, turns=turns))
-    if out:
-        with replacing(out) as path, path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, table[0])
-            writer.writeheader()
-            writer.writerows(table)
-        print(f"saved to {out}")
+    where = f"{device_name(batch.device)}, {torch.get_num_threads()} threads"
+    print(f"\non {where}; medians of several turns, spread: interquartile range")

@@ -196,10 +196,6 @@ DType = Annotated[
 Cache = Annotated[
     Path | None, place(MACHINE, "Folder for gigabytes of intermediate results, which speed up the next run.", "FOLDER")
 ]
-Moments = Annotated[
-    Literal["auto", "device", "host"],
-    option(MEMORY, "Where moments are kept: on the device (auto: until it is half full), or in main memory."),
-]
 CheckpointBlocks = Annotated[
     Literal["auto", "on", "off"],
     option(MEMORY, "Compute activations in blocks twice: half the memory, a fifth more time. Auto: on a CPU."),

@@ -40,14 +40,14 @@ def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
         monkeypatch.setattr(facts, name, noting(name))
     options = ["--estimator", "svd_llm", "--search", "memvit", "--fit-bias", "--params", 7e4, "--num-calibration", 5]
     options += ["--num-sensitivity", 3, "--seed", 2, "--batch-size", 5, "--cache", tmp_path / "cache"]
-    options += ["--moments", "host", "--checkpoint-blocks", "on", "--layers-at-once", 12]
+    options += ["--checkpoint-blocks", "on", "--layers-at-once", 12]
     result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
     assert "top1" in result.output
     costs, method, _ = saved(tmp_path / "vit")["summary"].values()
     assert method["estimator"].startswith("SVDLLM(") and method["search"].startswith("MemViTSearch(")
     assert method["fit_bias"] and 0.8 * 7e4 < costs["after"]["params"] <= 7e4
     assert given["budget"] == facts.Budget(params=7e4)
-    memory = facts.MemoryPolicy(moments="host", checkpoint_blocks=True, layers_at_once=12)
+    memory = facts.MemoryPolicy(checkpoint_blocks=True, layers_at_once=12)
     assert given["execution"] == facts.Execution(memory=memory, cache=tmp_path / "cache")
     for given_batches, size in ((given["calibration"], 5), (given["sensitivity"], 3)):
         ((_, targets),) = given_batches

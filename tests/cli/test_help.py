@@ -1,6 +1,5 @@
 """Output of the command line before it does anything: help, lists of choices, completion, errors."""
 
-import json
 import os
 import subprocess
 import sys
@@ -46,9 +45,9 @@ def test_help_has_examples_and_explains_every_method(run):
 
 def test_lists_of_models_with_the_tags_of_their_weights(run):
     for part in ("vit_tiny*16_224", "timm/vit_tiny_patch16_224"):
-        found = json.loads(run("list", "models", part, "--json").stdout)
-        assert found == {"timm/vit_tiny_patch16_224": ["augreg_in21k_ft_in1k", "augreg_in21k"]}  # the default first
-    assert "torchvision/swin_t" in json.loads(run("list", "models", "swin_t", "--json").stdout)
+        (found,) = run("list", "models", part).stdout.splitlines()[1:]
+        assert found.split() == ["timm/vit_tiny_patch16_224", "augreg_in21k_ft_in1k,", "augreg_in21k"]  # default first
+    assert "torchvision/swin_t " in run("list", "models", "swin_t").stdout
     assert "none of the models has 'qqqq' in its name" in run("list", "models", "qqqq", code=1).output
 
 
