@@ -78,9 +78,8 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
 
 def needed_by(config: DictConfig) -> Iterator[tuple[str, Callable[[], str], str]]:
     """Name each thing that a cell needs, with a function that looks for it, and advice if it is missing."""
-    on_gpu = config.hardware.device.startswith("cuda")
     for extra in extras_of(config):
-        yield f"packages of the extra {extra}", partial(installed, extra, on_gpu), how_to_install(extra)
+        yield f"packages of the extra {extra}", partial(installed, extra), how_to_install(extra)
     if missing_packages(EXTRAS.get(config.task.name)):
         return
     profile, name = config.profile.name, config.model.name
@@ -107,16 +106,9 @@ def extras_of(config: DictConfig) -> list[str]:
     return [EXTRAS[name] for name in chosen if name in EXTRAS]
 
 
-def installed(extra: str, on_gpu: bool) -> str:
-    """Describe an installed extra. Raises `ImportError` if packages are missing, or lack CUDA to run on a GPU."""
+def installed(extra: str) -> str:
     if missing := missing_packages(extra):
         raise ImportError(f"{', '.join(missing)} missing")
-    if extra == "detection" and on_gpu:
-        from mmcv.ops import get_compiling_cuda_version
-
-        if "not available" in (version := get_compiling_cuda_version()):
-            raise ImportError("mmcv's operators were built without CUDA: remove .venv/.mmcv and set FORCE_CUDA=1 first")
-        return f"installed, mmcv with CUDA {version}"
     return "installed"
 
 

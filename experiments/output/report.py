@@ -6,7 +6,6 @@ It shows the measurements, their provenance, and why the others are missing.
 import io
 import re
 from base64 import b64encode
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -52,7 +51,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (gaps_of, parts, picture, plans_of, provenance, table_of):
+    for function in (gaps_of, parts, picture, provenance, table_of):
         environment.globals[function.__name__] = function
     environment.filters |= {"code": code, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
@@ -95,23 +94,6 @@ def table_of(result: Result) -> pd.DataFrame:
         return cell.format(kind, value, shown, sign + error)
 
     return arrange(experiment, result.entries.values(), show)
-
-
-def plans_of(result: Result) -> dict[str, pd.DataFrame]:
-    """Show the ranks that searches gave to layers, by network and method, as bars if the full ranks are known."""
-    plans: dict[str, dict[str, dict[str, Markup]]] = defaultdict(dict)
-    for (row, column), record in result.records.items():
-        if record.plan and not record.config["search"]["_target_"].endswith(".Uniform"):
-            full = {layer: round(points[-1][0] / points[-1][1]) for layer, points in record.profile.items()}
-            bars = plans[column][row] = {}
-            for layer, rank in record.plan.items():
-                whole = full.get(layer)
-                bars[layer] = _bar(rank / whole, f"{rank}/{whole}") if rank and whole else _bar(1, str(rank or "dense"))
-    return {column: pd.DataFrame(bars, dtype=object).rename_axis("layer").fillna("") for column, bars in plans.items()}
-
-
-def _bar(share: float, text: str) -> Markup:
-    return Markup('<data class="bar" value="{0:.4f}" style="--share:{0:.4f}">{1}</data>').format(share, text)
 
 
 def picture(path: Path) -> str:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -197,7 +196,7 @@ class _Training:
             if self.recipe.minutes and (to_save or self.state.steps == NUM_TRIALS):
                 self._plan()
             if to_save:
-                self._save(epoch)
+                self._save()
             if last:
                 error = {"error": self.state.errors[-1]} if self.validate else {}
                 report("finetuning", epoch=epoch + 1, loss=self._mean_loss(epoch), **error)
@@ -282,18 +281,13 @@ class _Training:
             self._schedule()
             log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
-    def _save(self, epoch: int) -> None:
-        """Write a checkpoint, if they are kept, and log the progress, since a log file shows no progress bar."""
+    def _save(self) -> None:
+        """Write a checkpoint, if they are kept."""
         state = self.state
         state.seconds = self._seconds()
         if self.cache:
             self.cache.save(self.checkpoint, state.tensors())
         state.seconds_to_save = self._seconds() - state.seconds
-        left = timedelta(seconds=round(state.seconds / state.steps * (state.total_steps - state.steps)))
-        log.info(
-            "finetuning: step %d of %d, mean %s of epoch %d %.4g, %s left",
-            state.steps, state.total_steps, self.recipe.loss_name, epoch + 1, self._mean_loss(epoch), left,
-        )  # fmt: skip
 
 
 class State:
