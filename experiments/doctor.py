@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from experiments.cell import results_folder
-from experiments.config import CONF, EXTRAS, TASKS, how_to_install, instantiate, missing_packages
+from experiments.config import CONF, EXTRAS, how_to_install, instantiate, missing_packages
 from experiments.grid import GridCell, by_data, chosen_experiments, samples_of
 from experiments.plan import needs_of
 from experiments.record import PACKAGES
@@ -87,7 +87,7 @@ def needed_by(config: DictConfig) -> Iterator[tuple[str, Callable[[], str], str]
         yield f"data of {task.name}", instantiate(task[profile]).inspect, "see docs/reproducing.md, At full scale"
     recipe = instantiate(config.model[profile])
     advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
-    yield f"weights of {name}", partial(weights, recipe), advice + sources(name, recipe)
+    yield f"weights of {name}", partial(weights, recipe), advice
     if isinstance(recipe, OpenMMLabModel) and recipe.classifier:
         yield f"weights of {name}'s classifier", partial(weights, recipe.classifier), advice
 
@@ -125,17 +125,6 @@ def weights(recipe: Recipe) -> str:
     if path := recipe.checkpoint():
         return f"{path}, sha256 {sha256(path)}"
     return "random, for measuring speed only" if recipe.weights == "random" else "fetched from their hub at the start"
-
-
-def sources(name: str, recipe: Recipe) -> str:
-    """Advice on where to get a detector's or segmenter's weights, empty for other networks."""
-    if not isinstance(recipe, OpenMMLabModel):
-        return ""
-    training = f"python -m experiments.train_dense model={name} task={TASKS[recipe.toolbox]} trains it"
-    if url := recipe.published:
-        start = Path(url).stem.rpartition("-")[2]
-        return f". It is published, with a SHA-256 that begins with {start}: {url}. Or {training}"
-    return f". It is not published: {training}"
 
 
 def memory(on_gpu: bool, needed: int, profile: str) -> Finding:

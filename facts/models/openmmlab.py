@@ -182,17 +182,6 @@ class OpenMMLabModel(Recipe):
     def repository(self) -> str:
         raise ValueError(f"the weights of {self.config} are not at Hugging Face: set weights to a file or `random`")
 
-    @property
-    def published(self) -> str | None:
-        """Address of the library's own weights for this configuration, if any; it ends with eight digits of SHA-256."""
-        from mmengine import load
-
-        if self.arguments:
-            return None
-        lists = (configurations(self.toolbox) / self.config).parent.glob("metafile.y*ml")
-        weights = {entry["Config"]: entry.get("Weights") for path in lists for entry in load(path)["Models"]}
-        return weights.get(f"configs/{self.config}")
-
     def architecture(self) -> FeatureNetwork:
         device = torch.get_default_device()  # the libraries read tensor values while building, so not on `meta`
         with torch.device("cpu"):
