@@ -70,7 +70,7 @@ def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) 
 
 def update_report(folder: Path, console: Console) -> None:
     """Rewrite the report, unless it already shows the tables and figures in `folder`."""
-    shown = chain((folder / "tables").glob("*"), (folder / "figures").glob("*.png"))
+    shown = chain((folder / "tables").glob("[!.]*"), (folder / "figures").glob("*.png"))
     hashes = {str(path.relative_to(folder)): content_key(path.read_bytes()) for path in shown}
     seen = folder / "cache" / "report.json"
     before = json.loads(seen.read_text()) if seen.exists() and (folder / "report.html").exists() else {}
