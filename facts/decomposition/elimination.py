@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from facts.decomposition.truncation import Decomposition
+from facts.decomposition.truncation import Decomposition, roots
 from facts.estimators.base import KroneckerFactors
-from facts.estimators.whitening import lift_spectrum, square_root
+from facts.estimators.whitening import lift_spectrum
 from facts.utils.numerics import solved
 
 STEPS_AT_ONCE = 64  # between updates of the full matrices
@@ -33,24 +33,16 @@ def eliminate(
 
 def eliminate_together(problems: Sequence[tuple[Tensor, KroneckerFactors, float, float]]) -> list[Decomposition]:
     """Do the same for several layers of one size, which take each step together: weight, factors, shrinkage of B, A."""
-    metrics = [_metric(*problem) for problem in problems]
-    grams, whitened, _ = zip(*metrics, strict=True)
-    orders = elimination_orders(torch.stack(grams), torch.stack(whitened))
-    return [
-        _in_order(weight, order, factors.mean, *metric)
-        for (weight, factors, *_), metric, order in zip(problems, metrics, orders, strict=True)
-    ]
-
-
-def _metric(weight: Tensor, factors: KroneckerFactors, row: float, col: float) -> tuple[Tensor, Tensor, int]:
-    """Compute A, positive definite, L_Bᵀ W and the number of repaired factors."""
-    output_root, input_root = square_root(factors.B, row, factors.repair), square_root(factors.A, col, factors.repair)
-    gram = torch.eye(weight.shape[1], dtype=torch.float64, device=weight.device)
-    if input_root.matrix is not None:
-        gram = input_root.matrix @ input_root.matrix.T
-    if input_root.inverse is not None:  # directions were dropped
-        gram = lift_spectrum(gram)
-    return gram, output_root.left(weight.double()), output_root.repaired + input_root.repaired
+    weights, factors, *amounts = zip(*problems, strict=True)
+    row, col, num_repaired = roots(factors, *amounts)
+    whitened = row.left(torch.stack(weights).double())
+    grams = torch.eye(whitened.shape[-1]).to(whitened).expand(len(weights), -1, -1)
+    if col.matrix is not None:
+        grams = col.matrix @ col.matrix.mT
+    if col.inverse is not None:  # directions were dropped
+        grams = torch.stack([lift_spectrum(gram) for gram in grams])
+    orders, means = elimination_orders(grams, whitened), [each.mean for each in factors]
+    return list(map(_in_order, weights, orders, means, grams, whitened, num_repaired))
 
 
 def _in_order(

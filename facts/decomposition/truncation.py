@@ -3,13 +3,14 @@
 Legend: m = d_out, n = d_in, r = min(m, n).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from facts.estimators.base import KroneckerFactors
-from facts.estimators.whitening import square_root
+from facts.estimators.whitening import Root, square_root
 from facts.modules.lowrank import LinearLayer
 from facts.utils.numerics import solved
 
@@ -40,19 +41,10 @@ def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def product_singular_values(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `u [m, r]`, `s [r]` and `vh [r, n]` of the product `left [m, r] @ right [r, n]` without forming it."""
-    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-    u, s, vh = solved(torch.linalg.svd, small @ other.T)
-    return left @ u, s, vh @ right.T
-
-
-def spectral_factors(left: Tensor, right: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
-    """Compute other factors of the product `left [m, r] @ right [r, n]` by its SVD.
-
-    Columns of the first are singular vectors times their values to the power `share`; the second has the rest.
-    """
-    u, s, vh = product_singular_values(left, right)
-    return u * s**share, (s ** (1 - share))[:, None] * vh
+    """Compute the same of products `left [..., m, r] @ right [..., r, n]` without forming them."""
+    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.mT)
+    u, s, vh = solved(torch.linalg.svd, small @ other.mT)
+    return left @ u, s, vh @ right.mT
 
 
 @dataclass(frozen=True)
@@ -102,30 +94,45 @@ def decompose(
     u, s, vh = singular_values(col.right(row.left(weight.double())))
     left, right = row.undo_left(u * s.sqrt()), col.undo_right(s.sqrt()[:, None] * vh)
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    num_repaired = row.repaired + col.repaired
-    return Decomposition(left.to(dtype), right.to(dtype), s.square(), num_repaired, factors.mean)
+    return Decomposition(left.to(dtype), right.to(dtype), s.square(), int(row.repaired + col.repaired), factors.mean)
 
 
-def decompose_product(
-    left: Tensor, right: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
-) -> Decomposition:
-    """Decompose a product `left [m, d] @ right [d, n]` without forming it: d components, by an SVD of `[d, d]`.
+def decompose_products(problems: list[tuple[Tensor, Tensor, KroneckerFactors, float, float]]) -> list[Decomposition]:
+    """Decompose products `left [m, d] @ right [d, n]` of one size without forming them, by SVDs of `[d, d]`.
 
-    Products that share a right factor, `left [h, m, d]`, are decomposed together: B weights the outputs of each.
+    With each come its factors, and the shrinkage of B and of A. Products that share a right matrix, `left [h, m, d]`,
+    are decomposed together: B weights the outputs of each.
     """
-    row = square_root(factors.B, shrinkage_row, factors.repair)
-    col = square_root(factors.A, shrinkage_col, factors.repair)
-    dtype, whitened = torch.promote_types(left.dtype, torch.float32), row.left(left.double())
-    u, s, vh = product_singular_values(whitened.flatten(0, -2), col.right(right.double()))
-    u = u.reshape(*left.shape[:-1], len(s))
-    left, right = row.undo_left(u * s.sqrt()), col.undo_right(s.sqrt()[:, None] * vh)
-    return Decomposition(left.to(dtype), right.to(dtype), s.square(), row.repaired + col.repaired, factors.mean)
+    lefts, rights, factors, *amounts = zip(*problems, strict=True)
+    row, col, num_repaired = roots(factors, *amounts)
+    by_row = torch.stack(lefts).detach().double().movedim(-2, 1)  # [b, m, h, d]
+    whitened = row.left(by_row.flatten(2)).reshape(by_row.shape).movedim(1, -2).flatten(1, -2)  # [b, h m, d]
+    u, s, vh = product_singular_values(whitened, col.right(torch.stack(rights).detach().double()))
+    by_row = (u * s.sqrt()[:, None]).unflatten(1, lefts[0].shape[:-1]).movedim(-2, 1)
+    left, right = row.undo_left(by_row.flatten(2)).reshape(by_row.shape), col.undo_right(s.sqrt()[..., None] * vh)
+    means, dtype = [each.mean for each in factors], torch.promote_types(lefts[0].dtype, torch.float32)
+    return list(map(Decomposition, left.movedim(1, -2).to(dtype), right.to(dtype), s.square(), num_repaired, means))
+
+
+def roots(factors: Sequence[KroneckerFactors], *shrinkage: Sequence[float]) -> tuple[Root, Root, list[int]]:
+    """Compute the roots of B and A of layers of one size, and how many of each layer were repaired.
+
+    Raises `ValueError` if only some layers have a side, or their repairs differ.
+    """
+    if len({(each.A is None, each.B is None, each.repair) for each in factors}) > 1:
+        raise ValueError("factors that differ in their sides or repair have no common root")
+    sides = ([each for each in side if each is not None] for side in zip(*((f.B, f.A) for f in factors), strict=True))
+    row, col = (
+        square_root(torch.stack(side) if side else None, amounts, factors[0].repair)
+        for side, amounts in zip(sides, shrinkage, strict=True)
+    )
+    repaired = row.repaired + col.repaired
+    return row, col, repaired.tolist() if isinstance(repaired, Tensor) else [0] * len(factors)
 
 
 def low_rank_factors(
     weight: Tensor, factors: KroneckerFactors, rank: int, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Compute the optimal `(W_A [m, rank], W_B [rank, n])` of one weight `[m, n]` (paper, Algorithm 1)."""
-    decomposition = decompose(weight, factors, shrinkage_row=shrinkage_row, shrinkage_col=shrinkage_col)
-    left, right = decomposition.truncate(rank)
+    left, right = decompose(weight, factors, shrinkage_row=shrinkage_row, shrinkage_col=shrinkage_col).truncate(rank)
     return left.to(weight.dtype), right.to(weight.dtype)

@@ -3,7 +3,7 @@
 Everything is in float64: these roots decide which directions a rank keeps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,18 +20,18 @@ Repair = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Root:
-    """A matrix M `[d, d]` such that M Mᵀ is one factor, or None for the identity; `repaired` if a fallback was needed.
+    """A matrix M `[..., d, d]` such that M Mᵀ is one factor, or None for the identity.
 
-    M is the lower Cholesky factor, unless its pseudo-`inverse` is given.
+    M is the lower Cholesky factor, unless its pseudo-`inverse` is given. `repaired` is 1 if a fallback was needed.
     """
 
     matrix: Tensor | None
-    repaired: bool = False
+    repaired: Tensor | int = 0
     inverse: Tensor | None = None
 
     def left(self, factor: Tensor) -> Tensor:
         """Mᵀ times a factor `[d, k]`."""
-        return factor if self.matrix is None else self.matrix.T @ factor
+        return factor if self.matrix is None else self.matrix.mT @ factor
 
     def right(self, factor: Tensor) -> Tensor:
         """A factor `[k, d]` times M."""
@@ -42,8 +42,8 @@ class Root:
         if self.matrix is None:
             return factor
         if self.inverse is not None:
-            return self.inverse.T @ factor
-        return torch.linalg.solve_triangular(self.matrix.T, factor, upper=True)
+            return self.inverse.mT @ factor
+        return torch.linalg.solve_triangular(self.matrix.mT, factor, upper=True)
 
     def undo_right(self, factor: Tensor) -> Tensor:
         """A factor `[k, d]` times M⁻¹."""
@@ -54,17 +54,21 @@ class Root:
         return torch.linalg.solve_triangular(self.matrix, factor, upper=False, left=False)
 
 
-def shrink(matrix: Tensor, amount: float) -> Tensor:
-    """`(1 - amount) M + amount * mean(diag M) I` (paper, Algorithm 1, lines 7 and 8)."""
-    target = matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.lerp(matrix, target, amount)
+def shrink(matrix: Tensor, amount: float | Sequence[float]) -> Tensor:
+    """`(1 - amount) M + amount * mean(diag M) I` (paper, Algorithm 1, lines 7 and 8); M may be `[b, d, d]`."""
+    amounts = torch.as_tensor(amount, dtype=matrix.dtype, device=matrix.device)[..., None, None]
+    mean = matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
+    return torch.lerp(matrix, mean * _identity(matrix), amounts)
 
 
-def is_definite(matrix: Tensor) -> bool:
+def is_definite(matrix: Tensor) -> Tensor:
     """Check whether every eigenvalue exceeds 2⁻²³ of the Frobenius norm; otherwise, the matrix counts as singular."""
-    floor = NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)
-    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.cholesky_ex(matrix - floor * identity).info.item() == 0
+    floor = NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)[..., None, None]
+    return torch.linalg.cholesky_ex(matrix - floor * _identity(matrix)).info == 0
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 def lift_spectrum(matrix: Tensor) -> Tensor:
@@ -92,11 +96,11 @@ def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
     # The eigenvalue itself carries a rounding error of this size, which must not push the result back below zero.
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * matrix.diagonal().abs().max()
     lift = torch.clamp(floor - smallest + rounding, min=0)
-    return matrix + lift * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return matrix + lift * _identity(matrix)
 
 
-def square_root(factor: Tensor | None, shrinkage: float, repair: Repair | None = lift_spectrum) -> Root:
-    """Compute the root of the shrunk factor, in float64.
+def square_root(factor: Tensor | None, shrinkage: float | Sequence[float], repair: Repair | None) -> Root:
+    """Compute the root of the shrunk factor `[..., d, d]`, in float64.
 
     A factor that is not positive definite is repaired, or, without a `repair`, loses the directions that make it
     singular; a factor without energy (`trace <= 0`) becomes the identity. Both are marked as `repaired`. Raises
@@ -107,19 +111,21 @@ def square_root(factor: Tensor | None, shrinkage: float, repair: Repair | None =
     matrix = factor.double()
     if not torch.isfinite(matrix).all():
         raise ValueError("the factor holds NaN or infinity")
-    if matrix.trace() <= 0:
-        return Root(None, repaired=True)
-    matrix = shrink((matrix + matrix.T) / 2, shrinkage)
+    empty = matrix.diagonal(dim1=-2, dim2=-1).sum(dim=-1) <= 0
+    matrix = torch.where(empty[..., None, None], _identity(matrix), shrink((matrix + matrix.mT) / 2, shrinkage))
     if repair is None:
-        return _spectral_root(matrix)
+        return _spectral_root(matrix, empty)
     definite = is_definite(matrix)
-    return Root(solved(torch.linalg.cholesky, matrix if definite else repair(matrix)), repaired=not definite)
+    if not definite.all():
+        each = zip(matrix.view(-1, *matrix.shape[-2:]), definite.view(-1), strict=True)
+        matrix = torch.stack([one if is_fine else repair(one) for one, is_fine in each]).view_as(matrix)
+    return Root(solved(torch.linalg.cholesky, matrix), (empty | ~definite).int())
 
 
-def _spectral_root(matrix: Tensor) -> Root:
+def _spectral_root(matrix: Tensor, empty: Tensor) -> Root:
     """U √S of the eigenvalues above the floor of `is_definite`; the columns of the others are zero."""
     values, vectors = solved(torch.linalg.eigh, matrix)
-    kept = values > NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)
+    kept = values > NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)[..., None]
     sizes = torch.where(kept, values, 1).sqrt()
-    inverse = torch.where(kept, 1 / sizes, 0)[:, None] * vectors.T
-    return Root(vectors * torch.where(kept, sizes, 0), repaired=not kept.all().item(), inverse=inverse)
+    inverse = torch.where(kept, 1 / sizes, 0)[..., None] * vectors.mT
+    return Root(vectors * torch.where(kept, sizes, 0)[..., None, :], (empty | ~kept.all(dim=-1)).int(), inverse)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_structure
 
-from facts.decomposition.truncation import spectral_factors
+from facts.decomposition.truncation import product_singular_values
 from facts.finetuning.recipe import Finetuning, TrainingData
 from facts.modules.forms import PivotedLinear, arithmetic_of, pivoted_layer
 from facts.modules.linear_calls import replace_submodule
@@ -393,5 +393,5 @@ def plain_factors(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def _balanced(layer: PivotedLinear) -> LowRankLinear:
     """The same weight as two factors with equal singular values."""
-    left, right = spectral_factors(*(factor.double() for factor in layer.factors()), share=0.5)
-    return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)
+    u, s, vh = product_singular_values(*(factor.double() for factor in layer.factors()))
+    return LowRankLinear((u * s.sqrt()).to(layer.basis), (s.sqrt()[:, None] * vh).to(layer.basis), layer.bias)

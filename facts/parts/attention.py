@@ -6,7 +6,7 @@ between; W_o reads the heads' outputs. The score product of a head is a linear m
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from facts.cost.probe import Call
-from facts.decomposition.truncation import Decomposition, decompose_product
-from facts.estimators.base import KroneckerFactors
+from facts.decomposition.truncation import Decomposition, decompose_products
 from facts.modules.heads import GroupedProduct, LeadingOfHeads, OutputCores, PaddedHeads, ScoreCores, linear_of
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter, trained_like
 from facts.moments.batch import LayerBatch
-from facts.parts.base import Found, Kind, Part, Unit, centred_inputs, computes_the_same, module_at, reason_left
+from facts.parts.base import Found, Kind, Part, Problem, Unit, centred_inputs, computes_the_same, module_at, reason_left
 
 NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation or a norm"
 
@@ -204,10 +203,8 @@ def output_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
 class HeadsUnit(Unit):
     """A product within all heads of an attention."""
 
-    def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-        assert isinstance(linear, LowRankLayer)
-        left, right = (factor.detach() for factor in linear.factors())
-        return decompose_product(left, right, factors, shrinkage_row=row, shrinkage_col=col)
+    def decompose_together(self, problems: Sequence[Problem]) -> list[Decomposition]:
+        return decompose_products([(*linear.factors(), *rest) for linear, *rest in problems])
 
     def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
         attention = model.get_submodule(self.owner)

@@ -27,7 +27,7 @@ from facts.moments.batch import LayerBatch
 Plan = dict[str, int | None]
 """Rank of each part by name; None leaves it dense."""
 
-Problem = tuple[nn.Module, KroneckerFactors, float, float]
+Problem = tuple[Any, KroneckerFactors, float, float]
 """A linear layer to decompose, its factors, and the shrinkage of B and of A."""
 
 
@@ -131,10 +131,10 @@ class Part(ABC):
 
     def num_together(self, linear: nn.Module) -> int:
         """How many layers of the size of one of its linears are best decomposed together on its device."""
-        return 1
+        return len(self.linears)
 
     def decompose_together(self, problems: Sequence[Problem]) -> list[Decomposition]:
-        """Decompose linears of several parts of this kind, all of one size."""
+        """Decompose linears of parts of this kind, all of one size."""
         return [self.decompose(*problem) for problem in problems]
 
     def truncated(self, linear: LinearLayer, decomposition: Decomposition, rank: int) -> LowRankLayer:
@@ -193,6 +193,9 @@ class Unit(Part):
     dense_width: int = 0
 
     is_unit = True
+
+    def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        return self.decompose_together([(linear, factors, row, col)])[0]
 
     @property
     def largest(self) -> int:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from facts.cost.probe import Call
 from facts.decomposition.elimination import eliminate_together, undone
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import KroneckerFactors
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LinearLayer, linear_layer, own_parameter, trained_like
 from facts.parts.base import (
@@ -62,9 +61,6 @@ class Roles:
 @dataclass(frozen=True)
 class HiddenUnit(Unit):
     """The hidden units of an MLP; its only linear is the layer that reads them."""
-
-    def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-        return self.decompose_together([(linear, factors, row, col)])[0]
 
     def num_together(self, linear: nn.Module) -> int:
         """On a GPU, as many as fit: all take a step in the time of one."""

@@ -1,5 +1,6 @@
 """Decompositions, of products too, and eliminations of inputs against dense oracles."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -9,7 +10,7 @@ import facts
 from facts.calibration.calibration import centred
 from facts.decomposition import elimination
 from facts.decomposition.elimination import eliminate, elimination_orders
-from facts.decomposition.truncation import by_gram, decompose, decompose_product
+from facts.decomposition.truncation import by_gram, decompose, decompose_products
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
 from facts.estimators.whitening import shrink
 from facts.parts.attention import Heads, output_cores, polar, score_cores
@@ -170,15 +171,23 @@ def test_polar_factors_are_those_of_the_svd(shape, least):
 
 
 @pytest.mark.parametrize("sides", [("A", "B"), ("A",), ("B",), ()])
-def test_a_product_is_decomposed_as_the_matrix_that_it_is(sides):
-    left, right = torch.randn(11, 4, dtype=torch.float64), torch.randn(4, 13, dtype=torch.float64)
-    factors = KroneckerFactors(**{side: random_factor({"A": 13, "B": 11}[side]) for side in sides})
-    product = decompose_product(left, right, factors, shrinkage_row=ROW, shrinkage_col=COL)
-    whole = decompose(left @ right, factors, shrinkage_row=ROW, shrinkage_col=COL)
-    torch.testing.assert_close(product.energies, whole.energies[:4], rtol=1e-9, atol=1e-9)
-    for rank in range(1, 5):
-        found, expected = (a @ b for a, b in (product.truncate(rank), whole.truncate(rank)))
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+def test_products_are_decomposed_together_as_the_matrices_that_they_are(sides):
+    """Also if some factors are zero; not if only some have both sides."""
+    problems = []
+    for scale, row, col in ((1, ROW, COL), (0, ROW, 0.0), (2, 0.5, 0.2)):
+        left, right = torch.randn(11, 4, dtype=torch.float64), torch.randn(4, 13, dtype=torch.float64)
+        factors = KroneckerFactors(**{side: scale * random_factor({"A": 13, "B": 11}[side]) for side in sides})
+        problems.append((left, right, factors, row, col))
+    found = decompose_products(problems)
+    assert [product.num_repaired for product in found] == [0, len(sides), 0]
+    for product, (left, right, factors, row, col) in zip(found, problems, strict=True):
+        whole = decompose(left @ right, factors, shrinkage_row=row, shrinkage_col=col)
+        torch.testing.assert_close(product.energies, whole.energies[:4], rtol=1e-9, atol=1e-9)
+        for rank in range(1, 5):
+            approximations = (a @ b for a, b in (product.truncate(rank), whole.truncate(rank)))
+            torch.testing.assert_close(*approximations, rtol=1e-8, atol=1e-9)
+    with pytest.raises(ValueError, match="differ in their sides"):
+        decompose_products([*problems, (left, right, replace(factors, A=None if "A" in sides else right), 0.0, 0.0)])
 
 
 def heads(num_groups, num_features=15):
@@ -190,39 +199,28 @@ def heads(num_groups, num_features=15):
     return Heads(queries, keys, values, outputs.mT, *biases, scale=1.0)
 
 
-def test_cores_of_scores_are_truncated_as_products_of_all_features():
-    whole = heads(num_groups=4)
-    framed, cores = score_cores(whole)
-    queries = torch.cat([whole.queries, whole.query_bias[..., None]], dim=-1)
-    bases = torch.cat([framed.queries, framed.query_bias[..., None]], dim=-1)
-    for head, core in enumerate(cores):
-        A, B = random_factor(16), random_factor(15)
-        expected = decompose(whole.keys[head].T @ queries[head], KroneckerFactors(A, B))
-        right, left = bases[head], framed.keys[head]
-        found = decompose_product(*core.factors(), KroneckerFactors(right @ A @ right.T, left @ B @ left.T))
-        check_same(left.T, found, right, expected)
-
-
-@pytest.mark.parametrize("num_groups", [4, 2])
-def test_cores_of_outputs_are_truncated_as_products_of_all_features(num_groups):
+@pytest.mark.parametrize(("product", "num_groups"), [("scores", 4), ("outputs", 4), ("outputs", 2)])
+def test_cores_are_truncated_as_products_of_all_features(product, num_groups):
     whole = heads(num_groups)
-    framed, cores = output_cores(whole)
-    groups = whole.outputs.unflatten(0, (num_groups, -1))
-    for group, core in enumerate(cores):
-        A, B = random_factor(15), random_factor(15)
-        expected = decompose_product(groups[group], whole.values[group], KroneckerFactors(A, B))
-        right, left = framed.values[group], framed.outputs.unflatten(0, (num_groups, -1))[group].mT.flatten(0, 1)
-        found = decompose_product(*core.factors(), KroneckerFactors(right @ A @ right.T, left @ B @ left.T))
-        check_same(left.T, found, right, expected)
-
-
-def check_same(left, found, right, expected):
-    """The truncations of a core, between two bases, are those of the whole product."""
-    torch.testing.assert_close(found.energies, expected.energies[:3], rtol=1e-9, atol=1e-9)
-    for rank in range(1, 4):
-        (inner, outer), (a, b) = found.truncate(rank), expected.truncate(rank)
-        products = (left @ inner @ outer @ right).reshape(-1), (a @ b).reshape(-1)
-        torch.testing.assert_close(*products, rtol=1e-7, atol=1e-9)
+    if product == "scores":
+        framed, cores = score_cores(whole)
+        right, rights = (torch.cat([each.queries, each.query_bias[..., None]], dim=-1) for each in (whole, framed))
+        left, lefts = whole.keys.mT, framed.keys
+    else:
+        framed, cores = output_cores(whole)
+        left, lefts = (each.outputs.unflatten(0, (num_groups, -1)) for each in (whole, framed))
+        lefts, right, rights = lefts.mT.flatten(1, 2), whole.values, framed.values
+    factors = [KroneckerFactors(random_factor(right.shape[-1]), random_factor(15)) for _ in cores]
+    bases = list(zip(lefts, rights, strict=True))
+    inner = [KroneckerFactors(b @ each.A @ b.T, a @ each.B @ a.T) for each, (a, b) in zip(factors, bases, strict=True)]
+    found = decompose_products([(*core.factors(), each, 0.0, 0.0) for core, each in zip(cores, inner, strict=True)])
+    expected = decompose_products([(*each, 0.0, 0.0) for each in zip(left, right, factors, strict=True)])
+    for one, other, (outputs, inputs) in zip(found, expected, bases, strict=True):
+        torch.testing.assert_close(one.energies, other.energies[:3], rtol=1e-9, atol=1e-9)
+        for rank in range(1, 4):
+            (inner_left, inner_right), (a, b) = one.truncate(rank), other.truncate(rank)
+            products = (outputs.T @ inner_left @ inner_right @ inputs).reshape(-1), (a @ b).reshape(-1)
+            torch.testing.assert_close(*products, rtol=1e-7, atol=1e-9)
 
 
 torch.manual_seed(0)

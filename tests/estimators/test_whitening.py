@@ -21,7 +21,7 @@ def test_shrinkage_is_the_papers(amount):
     matrix = with_spectrum(5, 3, 1)
     expected = (1 - amount) * matrix + amount * torch.eye(3, dtype=torch.float64) * matrix.trace() / 3
     torch.testing.assert_close(shrink(matrix, amount), expected)
-    root = square_root(matrix, amount)
+    root = square_root(matrix, amount, lift_spectrum)
     torch.testing.assert_close(root.matrix @ root.matrix.T, expected)
 
 
@@ -63,7 +63,7 @@ def test_nan_and_infinity_are_refused(value):
     factor = torch.eye(3)
     factor[1, 2] = value
     with pytest.raises(ValueError, match="the factor holds NaN or infinity"):
-        square_root(factor, 0.1)
+        square_root(factor, 0.1, lift_spectrum)
 
 
 @given(
@@ -74,6 +74,8 @@ def test_nan_and_infinity_are_refused(value):
 )
 def test_any_gram_matrix_has_a_root(size, rank, exponent, repair):
     vectors = 10.0**exponent * torch.randn(rank, size, dtype=torch.float64)
-    root = square_root(vectors.T @ vectors, 0.0, repair)
+    grams = torch.stack([vectors.T @ vectors, torch.eye(size, dtype=torch.float64)])
+    root, both = square_root(grams[0], 0.0, repair), square_root(grams, 0.0, repair)
+    torch.testing.assert_close(both.matrix, torch.stack([root.matrix, grams[1]]))
     assert root.matrix.isfinite().all()
     assert (root.matrix.diagonal() > 0).all()
