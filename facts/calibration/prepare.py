@@ -1,4 +1,4 @@
-"""Preparation of a network for compression."""
+"""`facts.prepare`: probe a network, select its layers, find its parts, and bind its data and loss to it."""
 
 import logging
 from collections.abc import Collection, Iterable

@@ -1,4 +1,4 @@
-"""From a network and a budget to a smaller network."""
+"""`facts.compress`: prepare a network, compress it to a budget, and compare the result with the original."""
 
 import logging
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""Allocation of ranks: a search, in rounds for units, the network of its plan, and the measured latency if bounded.
+"""From a prepared network to a compressed one: decompose, search for ranks (in rounds for units), apply the plan.
 
 A search adds up errors that were measured one by one at the current network; far from it, their sum is too small. So
 units are narrowed in steps, and everything is measured again after each.

@@ -6,8 +6,8 @@ from facts.models.mambavision import MambaVision
 from facts.models.openmmlab import OpenMMLabModel
 
 OF_TRANSFORMERS = (CausalLM, ImageClassifier, ImageEncoder, ImageTextModel)
-KINDS = (TimmModel, TorchvisionModel, MambaVisionModel, OpenMMLabModel, *OF_TRANSFORMERS)
-RECIPES = {recipe.kind: recipe for recipe in KINDS}
+CLASSES = (TimmModel, TorchvisionModel, MambaVisionModel, OpenMMLabModel, *OF_TRANSFORMERS)
+RECIPES = {recipe.kind: recipe for recipe in CLASSES}
 
 __all__ = [
     "OF_TRANSFORMERS",

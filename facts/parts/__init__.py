@@ -1,4 +1,4 @@
-"""Parts of a network to which a plan assigns ranks: one file has all that there is to know about a kind of part."""
+"""Find the parts of a network, and put them at the ranks of a plan; one file for each kind of part."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Searches: from the layers and a budget to a rank plan."""
+"""Interface of a search, and the problem it solves: parts, their decompositions and a budget."""
 
 import math
 from abc import ABC, abstractmethod
