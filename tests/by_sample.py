@@ -22,11 +22,16 @@ def factors_of(model, batches, estimators, **options):
     return {(name, layer): each.factors(moments[layer]) for name, each in estimators.items() for layer in moments}
 
 
-def assert_same_factors(found, expected, tolerance=1e-12, of_gfwsvd=1e-7):
-    """To float64 sums in another order; Lanczos and power iteration end with a residual or step of 1e-9 or 1e-8."""
+def assert_same_factors(found, expected):
+    """The factors by estimator and layer, to float64 sums in another order.
+
+    Lanczos and power iteration end with a residual or step of 1e-9 or 1e-8; the gap to the second pair decides how far
+    the limit is.
+    """
     assert found.keys() == expected.keys()
     for place, factors in found.items():
-        for ours, theirs in ((factors.A, expected[place].A), (factors.B, expected[place].B)):
-            assert (ours is None) == (theirs is None)
-            bound = of_gfwsvd if "gfwsvd" in place[0] else tolerance
-            assert ours is None or relative_error(ours, theirs) < bound, place
+        for side in "AB":
+            ours, theirs = getattr(factors, side), getattr(expected[place], side)
+            assert (ours is None) == (theirs is None), (place, side)
+            bound = 1e-7 if "gfwsvd" in place[0] else 1e-12
+            assert ours is None or relative_error(ours, theirs) < bound, (place, side)

@@ -1,21 +1,19 @@
-"""Every estimator equals its formula on per-sample gradients, from tensors and through a network."""
+"""Every estimator equals its formula on per-sample gradients, and has the two properties that it claims."""
+
+from itertools import product
 
 import pytest
 import torch
 
 import facts
-from facts.estimators import ASVD, ESTIMATORS, FACTS, FWSVD, GFWSVD, KFACExpand, KFACReduce, Shampoo2
+from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
 from facts.moments import collect_moments
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
+from tests.by_sample import BY_SAMPLE, assert_same_factors
 from tests.networks import image_batches, make_convnext, make_model, make_swin, relative_error
 from tests.oracles.factors import ORACLES
 from tests.oracles.samples import model_samples, tensor_samples
-
-# Float64 sums in another order differ by some 1e-15; cancellation in tiny sums costs a few digits.
-EXACT = 1e-12
-# The iteration stops at a step of 1e-8; the gap to the second pair decides how far the limit is.
-ITERATED = 1e-7
 
 # Shapes of inputs, and the features that the layer gives.
 TENSORS = {"tokens": ((5, 4, 5), 3), "grid": ((4, 2, 3, 3), 6), "windows": ((3, 2, 4, 4), 4), "vectors": ((6, 5), 3)}
@@ -31,37 +29,19 @@ NORMALIZED = [
     for normalize in ("none", "batch")
 ]
 assert ESTIMATORS.keys() == ORACLES.keys(), "each estimator has a reference in ORACLES of tests/oracles/factors.py"
+OPTIONS = [
+    *((name, {}) for name in ESTIMATORS),
+    *product(("facts", "shampoo2"), NORMALIZED),
+    *product(("kfac_expand", "kfac_reduce"), CLIPPED),
+    *product(["gfwsvd"], ({"group_size": 1}, {"group_size": 3})),
+    *product(["asvd"], ({"statistic": "max"}, {"alpha": 1.0})),
+    ("fwsvd", {"exponent": 0.5}),
+]
 VARIANTS = {
-    **{name: (estimator(), ORACLES[name], {}) for name, estimator in ESTIMATORS.items()},
-    **{
-        f"{name} {' '.join(f'{field} {value}' for field, value in options.items())}": (
-            estimator(**options),
-            ORACLES[name],
-            options,
-        )
-        for name, estimator, every in (
-            ("facts", FACTS, NORMALIZED),
-            ("shampoo2", Shampoo2, NORMALIZED),
-            ("kfac_expand", KFACExpand, CLIPPED),
-            ("kfac_reduce", KFACReduce, CLIPPED),
-        )
-        for options in every
-    },
-    "gfwsvd groups of 1": (GFWSVD(group_size=1), ORACLES["gfwsvd"], {"group_size": 1}),
-    "gfwsvd groups of 3": (GFWSVD(group_size=3), ORACLES["gfwsvd"], {"group_size": 3}),
-    "asvd max": (ASVD(statistic="max"), ORACLES["asvd"], {"statistic": "max"}),
-    "asvd alpha": (ASVD(alpha=1.0), ORACLES["asvd"], {"alpha": 1.0}),
-    "fwsvd exponent": (FWSVD(exponent=0.5), ORACLES["fwsvd"], {"exponent": 0.5}),
+    f"{name} {options or ''}".strip(): (ESTIMATORS[name](**options), ORACLES[name], options)
+    for name, options in OPTIONS
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def assert_same_factors(actual, expected, variant):
-    tolerance = ITERATED if "gfwsvd" in variant else EXACT
-    for side, (ours, literal) in zip("AB", zip((actual.A, actual.B), expected, strict=True), strict=True):
-        assert (ours is None) == (literal is None), side
-        if literal is not None:
-            assert relative_error(ours, literal) < tolerance, side
 
 
 @pytest.mark.parametrize(("shape", "d_out"), TENSORS.values(), ids=TENSORS)
@@ -72,8 +52,8 @@ def test_factors_of_tensors(variant, shape, d_out):
     grads = torch.randn(*shape[:-1], d_out, dtype=torch.float64)
     if len(shape) == 2:  # estimate_factors reads [N, T, d]
         inputs, grads = inputs[:, None], grads[:, None]
-    expected = oracle([tensor_samples(inputs, grads)], **options)
-    assert_same_factors(facts.estimate_factors(estimator, inputs, grads), expected, variant)
+    place, expected = (variant, ""), KroneckerFactors(*oracle([tensor_samples(inputs, grads)], **options))
+    assert_same_factors({place: facts.estimate_factors(estimator, inputs, grads)}, {place: expected})
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -92,8 +72,9 @@ def test_factors_through_a_network(passed, variant):
     moments, samples = passed
     estimator, oracle, options = VARIANTS[variant]
     assert moments
-    for layer in moments:
-        assert_same_factors(estimator.factors(moments[layer]), oracle(samples[layer], **options), variant)
+    found = {(variant, layer): estimator.factors(values) for layer, values in moments.items()}
+    expected = {(variant, layer): KroneckerFactors(*oracle(samples[layer], **options)) for layer in moments}
+    assert_same_factors(found, expected)
 
 
 @pytest.mark.parametrize("name", ["facts", "kfac_expand", "kfac_reduce", "shampoo2"])
@@ -109,6 +90,26 @@ def test_tokens_are_scaled_to_a_tenth_to_ten_times_the_mean_norm_in_their_sample
         for g, norm in zip(sample, norms, strict=True):
             g *= min(max(norm, mean / 10), 10 * mean) / norm if norm else 1
     assert not clipped[:, :7].allclose(grads[:, :7]) and not clipped[:, 29:].allclose(grads[:, 29:])
-    expected = ORACLES[name]([tensor_samples(inputs, clipped)], grad_clip=None)
+    place, expected = (name, ""), KroneckerFactors(*ORACLES[name]([tensor_samples(inputs, clipped)], grad_clip=None))
     found = facts.estimate_factors(ESTIMATORS[name](grad_clip="tokens"), inputs, grads)
-    assert_same_factors(found, expected, name)
+    assert_same_factors({place: found}, {place: expected})
+
+
+CLAIMING = [name for name, estimator in ESTIMATORS.items() if estimator.token_local is not None]
+
+
+def are_same(name, x, g, other_x, other_g):
+    """Whether an estimator sees no difference."""
+    estimator = GFWSVD(group_size=1) if name == "gfwsvd" else BY_SAMPLE[name]
+    pair = facts.estimate_factors(estimator, x, g), facts.estimate_factors(estimator, other_x, other_g)
+    sides = [[getattr(factors, side) / getattr(factors, side).norm() for factors in pair] for side in "AB"]
+    return all(relative_error(one, other) < 1e-12 for one, other in sides)
+
+
+@pytest.mark.parametrize("name", CLAIMING)
+def test_a_token_local_estimator_sees_no_samples_and_a_coupling_one_whose_gradient_it_is(name):
+    """The first does not see which tokens belong together, the second which gradient to which activation."""
+    x = torch.randn(6, 4, 3, dtype=torch.float64)
+    g = x @ torch.randn(3, 5, dtype=torch.float64) * x[..., :1]
+    assert are_same(name, x, g, x.reshape(24, 1, 3), g.reshape(24, 1, 5)) == ESTIMATORS[name].token_local
+    assert are_same(name, x, g, x, g[torch.tensor([3, 0, 5, 1, 2, 4])]) != ESTIMATORS[name].couples
