@@ -1,8 +1,12 @@
-"""Finetuning by distillation: its loss, its steps, its rates; of pivoted layers, and of blocks."""
+"""Finetuning by distillation: its loss, its steps, its rates; pivoted layers, and blocks; interruptions."""
 
 import copy
 import math
+import signal
+import subprocess
+import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +14,14 @@ from pydantic import ValidationError
 from torch import nn
 
 import facts
+from experiments.config import CONF
 from facts.finetuning import Finetuning, finetune
 from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_of
 from facts.finetuning.recovery import Inputs
-from facts.finetuning.training import plain_factors
+from facts.finetuning.training import State, plain_factors
 from facts.modules.forms import FORMS
 from facts.moments.losses import kl_divergence, summed_cross_entropy
-from tests.finetuning.setting import Given, finetuned, make_student, recipe
+from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe
 from tests.networks import image_batches, make_model, make_vit, relative_error, same_weights
 
 
@@ -82,8 +87,7 @@ def test_every_parameter_is_trained_and_the_teacher_is_not():
 def test_the_statistics_of_batch_norm_follow_only_where_the_recipe_says_so(trained):
     student = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 4)).double()
     images, _ = Given([4]).batches[0]
-    with torch.no_grad():
-        mean = student[0](images).mean(dim=(0, 2, 3))
+    mean = student[0](images).mean(dim=(0, 2, 3))
     finetune(student, make_model(), Given([4]), recipe(train_batch_norm=trained))
     expected = 0.1 * mean if trained else torch.zeros(4).double()  # BatchNorm's own momentum, one step
     torch.testing.assert_close(student[1].running_mean, expected)
@@ -217,7 +221,7 @@ def test_the_error_is_a_sum_over_samples_and_blocks():
     changed = compressed(original).model
     names = compressed_blocks(changed, original)
     [(images, _)] = image_batches([5], shape=(3, 16, 16))
-    with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(changed, names) as theirs:
+    with outputs_of(original, names) as ours, outputs_of(changed, names) as theirs:
         original(images)
         changed(images)
     expected = sum(
@@ -239,12 +243,75 @@ def test_blocks_come_nearer_if_they_count():
     errors = {}
     for weight in (0.0, 1.0):
         student = compressed(original).model
-        recipe = Finetuning(num_epochs=20, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
+        recipe = Finetuning(num_epochs=12, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
         finetune(student, original, inputs, recipe)
         names = compressed_blocks(student, original)
-        with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(student, names) as theirs:
+        with outputs_of(original, names) as ours, outputs_of(student, names) as theirs:
             images = BATCHES[-1][0]
             original(images)
             student(images)
         errors[weight] = matching_error(ours, theirs, len(images)).item()
     assert errors[1.0] < 0.7 * errors[0.0]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("precision", "at"), [("float32", 1), ("float32", 6), ("float32", 10), ("float16", 6)])
+def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, precision, at):
+    fields = {**RUNS, "precision": precision, "dtype": torch.float32}
+    expected, outcome = finetuned(Given(SIZES, torch.float32), **fields)
+    with pytest.raises(KeyboardInterrupt):
+        finetuned(Given(SIZES, torch.float32, Reads(at, interrupt)), tmp_path, **fields)
+    reads = Reads()
+    student, again = finetuned(Given(SIZES, torch.float32, reads), tmp_path, **fields)
+    # Steps end with batches 2, 4, 5, 7, 9, 10; checkpoints are written after the second, third, fourth and sixth.
+    assert reads.count == 10 - max(number for number in (0, 4, 5, 7) if number < at)
+    assert same_weights(student, expected) and again.losses == outcome.losses
+    finetuned(Given(SIZES, torch.float32, interrupt), tmp_path, **fields)  # it was through: nothing is read
+
+
+@pytest.mark.attack
+def test_a_checkpoint_holds_the_scale_of_the_loss():
+    """Which the other tests leave as it starts: it changes when gradients overflow, or after 2,000 steps."""
+    state, again = (State(make_student(torch.float32), recipe(precision="float16"), 1) for _ in range(2))
+    changed = state.scaler.state_dict() | {"scale": 512.0, "_growth_tracker": 7}
+    state.scaler.load_state_dict(changed)
+    again.restore(state.tensors())
+    assert again.scaler.state_dict() == changed
+
+
+@pytest.mark.attack
+@pytest.mark.system
+def test_a_killed_process_leaves_no_trace(tmp_path):
+    command = "finetuned(Given(SIZES, before_batch=Reads(8, kill)), sys.argv[1], **RUNS)"
+    job = subprocess.run(
+        [sys.executable, "-c", f"import sys; from tests.finetuning.setting import *; {command}", str(tmp_path)],
+        cwd=Path(CONF).parent,
+        capture_output=True,
+        text=True,
+    )
+    assert job.returncode == -signal.SIGKILL, job.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+    reads = Reads()
+    student, _ = finetuned(Given(SIZES, before_batch=reads), tmp_path, **RUNS)
+    assert reads.count == 3
+    assert same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("change", ["recipe", "student", "teacher", "data"])
+def test_what_is_not_the_same_starts_anew(tmp_path, change):
+    """And leaves the other's checkpoint alone."""
+    finetuned(Given(SIZES), tmp_path, **RUNS)
+    student, teacher, task, fields = make_student(), make_model(), Given(SIZES), RUNS
+    match change:
+        case "recipe":
+            fields = {**RUNS, "alpha": 0.25}
+        case "student":
+            student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
+        case "teacher":
+            teacher = make_model(seed=2)
+        case "data":
+            task = Given(SIZES[::-1])
+    reads = task.before_batch = Reads()
+    finetune(student, teacher, task, recipe(**fields), tmp_path)
+    assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2
