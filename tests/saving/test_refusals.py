@@ -168,28 +168,19 @@ CLASSIFIER = {
 }
 
 
-def refused(original, tmp_path, attack, message):
-    (tmp_path / "secret").write_text("mine")
-    folder = shutil.copytree(original, tmp_path / "saved")
-    attack(folder)
-    with pytest.raises((ValueError, OSError), match=message) as caught:
-        facts.load_compressed(folder)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", ATTACKS | CLASSIFIER)
 def test_a_folder(attack, originals, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("facts.saving.load.convert", lambda *_: pytest.fail("it was built"))
     for recipe in (CausalLM, OpenMMLabModel):
         monkeypatch.setattr(recipe, "architecture", lambda self: pytest.fail("it was built"))
-    refused(originals["vit"], tmp_path, *ATTACKS[attack])
-    assert not (tmp_path / "it_ran").exists()
-
-
-@pytest.mark.parametrize("attack", CLASSIFIER)
-def test_an_image_classifier(attack, originals, tmp_path):
-    refused(originals["classifier"], tmp_path, *CLASSIFIER[attack])
+    (tmp_path / "secret").write_text("mine")
+    change, message = (ATTACKS | CLASSIFIER)[attack]
+    folder = shutil.copytree(originals["classifier" if attack in CLASSIFIER else "vit"], tmp_path / "saved")
+    change(folder)
+    with pytest.raises((ValueError, OSError), match=message) as caught:
+        facts.load_compressed(folder)
+    assert "\n" not in str(caught.value) and not (tmp_path / "it_ran").exists()
 
 
 def test_pivots_that_are_no_permutation(tmp_path):
