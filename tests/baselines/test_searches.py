@@ -16,7 +16,7 @@ from facts.modules.networks import replaced_forwards
 from facts.search import ComCatSearch
 from tests.finetuning.setting import Reads, Watched, interrupt
 from tests.networks import image_batches, seen_by
-from tests.oracles.truncation import discarded_energies
+from tests.oracles.fisher import discarded_energies
 from tests.search.problems import make_problem, plain_problem
 from tests.search.test_searches import wide_problem
 

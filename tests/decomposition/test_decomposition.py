@@ -17,7 +17,7 @@ from facts.parts.attention import Heads, output_cores, polar, score_cores
 from facts.utils.numerics import solved
 from tests.devices.pretended import pretended_cuda
 from tests.networks import compress_on_all, image_batches, make_model, relative_error, seen_by
-from tests.oracles.truncation import discarded_energies, metric_error
+from tests.oracles.fisher import discarded_energies, metric_error
 
 # Roots and their inverses in float64 lose what the factor's condition number (1e4 here at most) takes from 1e-16.
 EXACT = 1e-9

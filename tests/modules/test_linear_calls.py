@@ -14,7 +14,7 @@ from facts.modules.linear_calls import (
     is_pointwise,
     with_linear_layers,
 )
-from tests.networks import relative_error
+from tests.networks import relative_error, same_weights
 
 N, T, S, HEADS, DIM = 3, 5, 7, 4, 24
 
@@ -97,9 +97,7 @@ def test_computes_what_the_convolution_does(stride, bias):
     assert relative_error(pointwise(images), convolution(images)) < 1e-14
     again = pointwise.convolution()
     assert again(images).equal(convolution(images))
-    assert {name: tensor.shape for name, tensor in again.state_dict().items()} == {
-        name: tensor.shape for name, tensor in convolution.state_dict().items()
-    }
+    assert same_weights(again, convolution)
 
 
 def test_only_by_choice(model, batches):

@@ -1,4 +1,7 @@
-"""The empirical Fisher as a matrix, from per-sample gradients; columns of the weight are stacked."""
+"""The empirical Fisher as a matrix, from per-sample gradients; columns of the weight are stacked.
+
+And the truncation error of section 3.1, with symmetric square roots instead of Cholesky factors.
+"""
 
 import torch
 from torch import Tensor
@@ -32,3 +35,29 @@ def rearranged(fisher: Tensor, d_in: int, d_out: int) -> Tensor:
     """One row a block (i, j) of the Fisher `[n², m²]`, so that A ⊗ B becomes vec(A) vec(B)ᵀ (Van Loan, Pitsianis)."""
     blocks = fisher.view(d_in, d_out, d_in, d_out)
     return blocks.permute(0, 2, 1, 3).reshape(d_in**2, d_out**2)
+
+
+def metric_error(difference: Tensor, A: Tensor | None, B: Tensor | None) -> Tensor:
+    """tr(ΔWᵀ B ΔW A)."""
+    m, n = difference.shape
+    A = torch.eye(n, dtype=difference.dtype) if A is None else A
+    B = torch.eye(m, dtype=difference.dtype) if B is None else B
+    return (difference.T @ B @ difference @ A).trace()
+
+
+def symmetric_root(matrix: Tensor | None) -> Tensor | None:
+    if matrix is None:
+        return None
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T
+
+
+def discarded_energies(weight: Tensor, A: Tensor | None, B: Tensor | None) -> Tensor:
+    """For rank k, entry k - 1: the sum of the squared singular values of B^½ W A^½ beyond the first k."""
+    whitened = weight
+    if B is not None:
+        whitened = symmetric_root(B) @ whitened
+    if A is not None:
+        whitened = whitened @ symmetric_root(A)
+    energies = torch.linalg.svdvals(whitened).square()
+    return energies.sum() - energies.cumsum(dim=0)

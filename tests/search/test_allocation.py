@@ -110,25 +110,24 @@ class TestAgainstExhaustiveSearch:
         assert allocate(profiles, budget).choices == choices
 
 
-class TestTimeLimit:
-    def test_the_best_so_far_comes_with_a_bound(self):
-        """The relaxation alone takes more than a millisecond."""
-        rng = random.Random(0)
-        profiles = {
-            str(layer): [((rng.randint(0, 10**6),), 0.5 + rng.random()) for _ in range(100)] for layer in range(200)
-        }
-        optimum = allocate(profiles, 3 * 10**6)
-        allocation = allocate(profiles, 3 * 10**6, time_limit=1e-3)
-        assert allocation.status == "time limit" and allocation.cost[0] <= 3 * 10**6
-        assert allocation.bound <= optimum.error <= allocation.error
-        assert allocation.gap == (allocation.error - allocation.bound) / allocation.error
-        assert 0 < allocation.gap < 0.01
-        # Two bounds that only allocations of exactly one cost meet together, which no rounding finds.
-        opposed = {
-            name: [((cost, 10**6 - cost), error) for (cost,), error in profile] for name, profile in profiles.items()
-        }
-        with pytest.raises(TimeoutError, match=r"CBC found no allocation within 0\.001 s: allow it more"):
-            allocate(opposed, (10**8, 10**8), time_limit=1e-3)
+def test_at_a_time_limit_the_best_so_far_comes_with_a_bound():
+    """The relaxation alone takes more than a millisecond."""
+    rng = random.Random(0)
+    profiles = {
+        str(layer): [((rng.randint(0, 10**6),), 0.5 + rng.random()) for _ in range(100)] for layer in range(200)
+    }
+    optimum = allocate(profiles, 3 * 10**6)
+    allocation = allocate(profiles, 3 * 10**6, time_limit=1e-3)
+    assert allocation.status == "time limit" and allocation.cost[0] <= 3 * 10**6
+    assert allocation.bound <= optimum.error <= allocation.error
+    assert allocation.gap == (allocation.error - allocation.bound) / allocation.error
+    assert 0 < allocation.gap < 0.01
+    # Two bounds that only allocations of exactly one cost meet together, which no rounding finds.
+    opposed = {
+        name: [((cost, 10**6 - cost), error) for (cost,), error in profile] for name, profile in profiles.items()
+    }
+    with pytest.raises(TimeoutError, match=r"CBC found no allocation within 0\.001 s: allow it more"):
+        allocate(opposed, (10**8, 10**8), time_limit=1e-3)
 
 
 def test_budgets_from_the_smallest_to_none():

@@ -23,20 +23,19 @@ def curve(panel, name):
     return points.ratio.to_numpy(), points.error.to_numpy()
 
 
-class TestPaperFigure:
-    @pytest.mark.parametrize(
-        ("panel", "method", "num_points"),
-        [
-            ("attn.proj", "windows", 39),
-            ("attn.qkv", "windows", 57),
-            ("attn.proj", "cubic", 81),
-            ("attn.qkv", "cubic", 81),
-        ],
-    )
-    def test_every_point(self, panel, method, num_points):
-        ratios, errors = curve(panel, method)
-        assert len(ratios) == num_points
-        np.testing.assert_allclose(interpolate_profile(*curve(panel, "measured"), ratios, method), errors, rtol=1e-9)
+@pytest.mark.parametrize(
+    ("panel", "method", "num_points"),
+    [
+        ("attn.proj", "windows", 39),
+        ("attn.qkv", "windows", 57),
+        ("attn.proj", "cubic", 81),
+        ("attn.qkv", "cubic", 81),
+    ],
+)
+def test_every_point_of_the_papers_figure(panel, method, num_points):
+    ratios, errors = curve(panel, method)
+    assert len(ratios) == num_points
+    np.testing.assert_allclose(interpolate_profile(*curve(panel, "measured"), ratios, method), errors, rtol=1e-9)
 
 
 @methods
@@ -73,17 +72,16 @@ class TestWindows:
         assert interpolate_profile(ratios, errors, queries, "windows").min() > 0
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("ratios", "errors", "queries", "message"),
-        [
-            ([], [], [0.5], "as many errors as ratios, and at least one"),
-            ([0.1, 0.5], [1.0, math.nan], [0.5], "the profile holds NaN or infinity"),
-            ([0.1, 0.5, 0.1], [3.0, 1.0, 2.0], [0.5], "every ratio may be given once"),
-            ([0.1, 0.5], [3.0, 1.0], [0.3, 0.6], r"queries must lie within 0.1 .. 0.5 or be 1, got 0.3 .. 0.6"),
-            ([8, 16, 24], [3.0, 1.0, 0.5], [1], r"queries must lie within 8.0 .. 24.0"),
-        ],
-    )
-    def test_points_and_queries(self, ratios, errors, queries, message):
-        with pytest.raises(ValueError, match=message):
-            interpolate_profile(ratios, errors, queries)
+@pytest.mark.parametrize(
+    ("ratios", "errors", "queries", "message"),
+    [
+        ([], [], [0.5], "as many errors as ratios, and at least one"),
+        ([0.1, 0.5], [1.0, math.nan], [0.5], "the profile holds NaN or infinity"),
+        ([0.1, 0.5, 0.1], [3.0, 1.0, 2.0], [0.5], "every ratio may be given once"),
+        ([0.1, 0.5], [3.0, 1.0], [0.3, 0.6], r"queries must lie within 0.1 .. 0.5 or be 1, got 0.3 .. 0.6"),
+        ([8, 16, 24], [3.0, 1.0, 0.5], [1], r"queries must lie within 8.0 .. 24.0"),
+    ],
+)
+def test_bad_points_and_queries(ratios, errors, queries, message):
+    with pytest.raises(ValueError, match=message):
+        interpolate_profile(ratios, errors, queries)
