@@ -162,12 +162,12 @@ def test_names_come_before_patterns():
 
 
 @pytest.mark.parametrize("settings", [QUICK, UNITS])
-@pytest.mark.parametrize("trained", ["qkv.bias", "proj", "fc1.weight", "nothing"])
+@pytest.mark.parametrize("trained", [("qkv.bias", "proj.weight", "fc1.weight"), ()])
 def test_what_is_trained_stays_so(trained, settings):
-    model = make_vit(dtype=torch.float32)
+    model = make_vit(depth=1, dtype=torch.float32)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad = trained in name
+        parameter.requires_grad = name.endswith(trained)
     result = facts.compress(model, batches(3, 16, 16), **settings).model
-    assert all(each.requires_grad == (trained in name) for name, each in model.named_parameters())
+    assert all(each.requires_grad == name.endswith(trained) for name, each in model.named_parameters())
     places = [name.replace(".left", ".weight").replace(".right", ".weight") for name, _ in result.named_parameters()]
-    assert [each.requires_grad for each in result.parameters()] == [trained in name for name in places]
+    assert [each.requires_grad for each in result.parameters()] == [name.endswith(trained) for name in places]

@@ -11,7 +11,7 @@ import facts
 from facts.calibration.data import as_batches, divide, num_held_out
 from facts.calibration.outputs import distance
 from facts.moments.losses import kl_divergence, squared_error
-from tests.networks import image_batches, make_model, same_weights
+from tests.networks import UNIFORM, image_batches, make_model, same_weights
 
 SIZES = [16] * 10
 
@@ -101,9 +101,8 @@ def test_the_distance_is_theirs_with_its_standard_error(caplog):
     result = facts.compress(make_model(), data, ratio=0.9)
     assert result.summary.method.seconds["comparison"] > 0 and "held-out samples" not in caplog.text
     images = torch.cat([images for images, _ in parts(data)[1]])
-    with torch.no_grad():
-        pairs = zip(*(model.eval()(images).split(1) for model in (make_model(), result.model)), strict=True)
-        errors = torch.stack([kl_divergence(*pair) for pair in pairs]).double()
+    pairs = zip(*(model.eval()(images).split(1) for model in (make_model(), result.model)), strict=True)
+    errors = torch.stack([kl_divergence(*pair) for pair in pairs]).double()
     found = result.summary.distance
     assert found.mean == pytest.approx(errors.mean().item())
     assert found.standard_error == pytest.approx(errors.std().item() / len(errors) ** 0.5)
@@ -141,9 +140,6 @@ def test_every_pass_through_persistent_workers_has_the_same_order(shuffle):
     alone = as_batches(DataLoader(data, 4, shuffle=shuffle), nn.Identity())
     passes = [torch.cat([inputs for inputs, _ in each]).tolist() for each in (batches, batches, alone)]
     assert passes[0] == passes[1] == passes[2] and loader._iterator is None
-
-
-BATCHES = image_batches([8] * 10)
 
 
 class Given(nn.Module):
@@ -202,7 +198,7 @@ def test_outputs_that_become_nan_are_an_error_whatever_compares_them():
 
 def test_a_budget_that_is_too_small(caplog):
     with caplog.at_level(logging.WARNING):
-        result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.3)
+        result = facts.compress(make_model(), image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM)
     assert result.summary.distance.is_too_far
     options = (
         'try form="pivoted", parts=("units", "tokens"), '

@@ -61,42 +61,42 @@ def test_limits_that_cannot_be_met(model, batches):
         facts.compress(model, estimator="pela", budget=Budget(flops=1000))
 
 
-class TestError:
-    @pytest.fixture
-    def model(self):
-        return make_vit(depth=1)
+IMAGES = image_batches([16, 16], shape=(3, 16, 16))
 
-    @pytest.fixture
-    def batches(self, model):
-        return image_batches([16, 16], shape=(3, 16, 16))
 
-    def test_the_smallest_hundredth_is_found(self, model, batches, caplog):
-        """Compared with one hundredth less; all 32 samples fit both comparisons. One data pass serves all ratios."""
+def test_the_smallest_hundredth_within_an_error_is_found(caplog):
+    """Compared with one hundredth less; all 32 samples fit both comparisons. One data pass serves all ratios."""
+    model = make_vit(depth=1)
 
-        def distance_at(ratio):
-            return facts.compress(model, batches, ratio=ratio, **OPTIONS).summary.distance.mean
+    def distance_at(ratio):
+        return facts.compress(model, IMAGES, ratio=ratio, **OPTIONS).summary.distance.mean
 
-        error = distance_at(0.5) * 1.001
-        caplog.clear()
-        with caplog.at_level(logging.INFO):
-            result = facts.compress(model, batches, budget=Budget(error=error), **OPTIONS)
-        assert sum("data pass" in message for message in caplog.messages) == 1
-        found = result.summary.costs.bounds["flops"]
-        assert result.summary.distance.mean == pytest.approx(distance_at(found))
-        assert result.summary.distance.mean <= error and found <= 0.5
-        assert distance_at(round(found - 0.01, 2)) > error
+    error = distance_at(0.5) * 1.001
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        result = facts.compress(model, IMAGES, budget=Budget(error=error), **OPTIONS)
+    assert sum("data pass" in message for message in caplog.messages) == 1
+    found = result.summary.costs.bounds["flops"]
+    assert result.summary.distance.mean == pytest.approx(distance_at(found))
+    assert result.summary.distance.mean <= error and found <= 0.5
+    assert distance_at(round(found - 0.01, 2)) > error
 
-    def test_ratios_without_a_plan_are_too_small(self, model, batches):
-        """CoRS has no rank below a tenth of each layer; the bisection goes on above."""
-        result = facts.compress(model, batches, budget=Budget(error=10.0), search="cors", estimator="svd_llm")
-        assert result.summary.costs.bounds["flops"] < 0.5
 
-    def test_refusals(self, model, batches):
-        with pytest.raises(ValueError, match='choose cost="flops" or "params", not latency'):
-            facts.compress(model, batches, budget=Budget(error=0.1), cost="latency")
-        with pytest.raises(ValueError, match="there are too few: give at least 4 samples"):
-            facts.compress(model, image_batches([3], shape=(3, 16, 16)), budget=Budget(error=0.001), **OPTIONS)
-        with pytest.raises(ValueError, match=r"even with 99% of the flops, on .* an error of more than 1e-12"):
-            facts.compress(model, batches, budget=Budget(error=1e-12), **OPTIONS)
-        with pytest.raises(ValueError, match="error compares outputs on calibration data: give some, or a ratio"):
-            facts.compress(model, estimator="pela", budget=Budget(error=0.1))
+def test_ratios_without_a_plan_are_too_small():
+    """CoRS has no rank below a tenth of each layer; the bisection goes on above."""
+    result = facts.compress(make_vit(depth=1), IMAGES, budget=Budget(error=10.0), search="cors", estimator="svd_llm")
+    assert result.summary.costs.bounds["flops"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "options", "message"),
+    [
+        (IMAGES, 0.1, {"cost": "latency"}, 'choose cost="flops" or "params", not latency'),
+        (image_batches([3], shape=(3, 16, 16)), 0.001, OPTIONS, "there are too few: give at least 4 samples"),
+        (IMAGES, 1e-12, OPTIONS, r"even with 99% of the flops, on .* an error of more than 1e-12"),
+        (None, 0.1, {"estimator": "pela"}, "error compares outputs on calibration data: give some, or a ratio"),
+    ],
+)
+def test_errors_that_cannot_be_bounded(data, error, options, message):
+    with pytest.raises(ValueError, match=message):
+        facts.compress(make_vit(depth=1), data, budget=Budget(error=error), **options)
