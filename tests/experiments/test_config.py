@@ -1,19 +1,26 @@
-"""Every file of `conf/` composes, and what it names can be built."""
+"""Every file of `conf/` and every command of the pages composes, and what a file names can be built."""
 
 import re
+import shlex
 from dataclasses import asdict
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_class
+from omegaconf import OmegaConf, open_dict
 
-from experiments.cell import Cell
+import experiments.baselines
+from experiments.cell import Cell, check
 from experiments.config import CONF, composed, instantiate, read_experiment
-from experiments.grid import with_rows
+from experiments.grid import cell_of, chosen_experiments, with_rows
 from experiments.output.results import DRAWINGS
 from experiments.paper import FOLDER, paper_values
+from experiments.plan import jobs_of
 from facts.analysis import Analysis
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
@@ -22,6 +29,7 @@ from facts.models import CausalLM, OpenMMLabModel
 from facts.moments.collect import MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.search import SEARCHES
+from tests.docs.pages import PAGES, ROOT
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -37,10 +45,25 @@ def test_every_estimator_and_search_has_a_file_and_a_name():
         )
 
 
-@pytest.mark.parametrize(("group", "known"), [("estimator", ESTIMATORS), ("search", SEARCHES)])
-def test_the_files_say_the_defaults_of_the_classes(cell_config, group, known):
-    for name, cls in known.items():
-        assert instantiate(cell_config(f"{group}={name}")[group]) == cls()
+def each_choice(config, **groups):
+    """Configurations that name every choice of every group, one of each group at a time, with what they name."""
+    for names in zip_longest(*groups.values()):
+        chosen = {group: name for group, name in zip(groups, names, strict=True) if name}
+        yield config(*(f"{group}={name}" for group, name in chosen.items())), chosen
+
+
+def test_the_files_say_the_defaults_of_the_classes(cell_config):
+    """Those of baselines too, which lie in a folder of their own and are rows of the ranking, or of units."""
+    known, folder = {"estimator": ESTIMATORS, "search": SEARCHES}, Path(experiments.baselines.__file__).parent
+    baselines = [path.stem for path in folder.glob("search/*.yaml")]
+    assert len(baselines) == len([*folder.glob("*/*.yaml")]) > 5
+    for config, chosen in each_choice(cell_config, estimator=ESTIMATORS, search=[*SEARCHES, *baselines]):
+        for group, name in chosen.items():
+            cls = known[group].get(name) or get_class(config[group]["_target_"])
+            assert instantiate(config[group]) == cls(), name
+    tables = [cell_config(f"experiment={table}").experiment for table in ("baselines", "units")]
+    rows = {setting for table in tables for row in table.rows.values() for setting in row}
+    assert {f"search={name}" for name in baselines} <= rows
 
 
 @pytest.mark.system
@@ -113,16 +136,20 @@ def test_every_file_of_the_papers_numbers_belongs_to_an_experiment_and_has_each_
     assert paper_values("my_table") == {}
 
 
-@pytest.mark.parametrize("name", ["motivation", "motivation_architectures", "motivation_layers"])
-def test_every_layer_of_the_figures_is_one_of_its_network(cell_config, name):
-    experiment = cell_config(f"experiment={name}").experiment
-    row = next(iter(experiment.rows.values()))
-    for column in experiment.columns.values():
-        config = cell_config(*experiment.overrides, *row, *column)
+def test_every_layer_of_the_figures_is_one_of_its_network(cell_config):
+    @cache
+    def layers_of(model, profile):
+        recipe = cell_config(model).model[profile]
         with torch.device("meta"):
-            paper = instantiate(OmegaConf.merge(config.model.paper, {"weights": "random"})).build()
-        for profile, model in (("paper", paper), ("mini", instantiate(config.model.mini).build())):
-            assert config.analysis[profile].layer in select_layers(model).layers
+            return select_layers(instantiate(OmegaConf.merge(recipe, {"weights": "random"})).build()).layers
+
+    for name in ("motivation", "motivation_architectures", "motivation_layers"):
+        experiment = cell_config(f"experiment={name}").experiment
+        row = next(iter(experiment.rows.values()))
+        for column in experiment.columns.values():
+            config = cell_config(*experiment.overrides, *row, *column)
+            for profile in ("paper", "mini"):
+                assert config.analysis[profile].layer in layers_of(f"model={config.model.name}", profile)
 
 
 def test_the_shared_files_say_every_field_with_the_default_of_the_library():
@@ -133,13 +160,12 @@ def test_the_shared_files_say_every_field_with_the_default_of_the_library():
     assert OmegaConf.to_container(finetuning.paper) == {**asdict(Finetuning()), **chosen}
 
 
-@pytest.mark.parametrize("group", ["analysis", "finetuning", "hardware", "profile", "task", "tracking"])
-def test_every_other_choice_composes_and_resolves(cell_config, group):
-    for name in options(group):
-        config = cell_config(f"{group}={name}")
+def test_every_other_choice_composes_and_resolves(cell_config):
+    groups = ("analysis", "finetuning", "hardware", "profile", "task", "tracking")
+    for config, _ in each_choice(cell_config, **{group: options(group) for group in groups}):
         assert OmegaConf.to_container(config, resolve=True)
-        if group == "analysis":
-            assert all(isinstance(instantiate(config.analysis[profile]), Analysis) for profile in ("paper", "mini"))
+        for profile in ("paper", "mini") if config.get("analysis") else ():
+            assert isinstance(instantiate(config.analysis[profile]), Analysis)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +209,35 @@ def test_a_target_that_does_not_exist_is_an_error_of_one_line(cell_config, targe
     config.search._target_ = target
     with pytest.raises(ValueError, match=r"^search\._target_: .+$"):
         instantiate(config.search)
+
+
+FILES = {"run": "run", "reproduce": "reproduce", "doctor": "reproduce", "train_dense": "train_dense"}
+
+
+def documented() -> list[tuple[str, ...]]:
+    """Commands and overrides, each once, but those of docs/extending.md, which are run."""
+    text = "\n".join((ROOT / page).read_text() for page in PAGES).replace("\\\n", " ")
+    lines = re.findall(rf"-m experiments\.({'|'.join(FILES)})\b([^`\n]*)", text)
+    commands = [(FILES[name], *shlex.split(options, comments=True)) for name, options in lines]
+    apart = ("NAME", "...", "--", "plan=")
+    return sorted({each for each in commands if each[1:] and not any(word in " ".join(each) for word in apart)})
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("command", documented(), ids=" ".join)
+def test_a_documented_command_composes(command, composing, every_extra, monkeypatch):
+    """And the first cell of a table of each task."""
+    name, *overrides = command
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
+    with composing():
+        given = [each for each in overrides if each != "-m"]
+        for job in jobs_of(given) if "-m" in overrides else [given]:
+            config = compose(name, [*job, "hardware.device=cpu"], return_hydra_config=True)
+            HydraConfig.instance().set_config(config)
+            with open_dict(config):
+                del config["hydra"]
+            check(config)
+            if name == "reproduce":
+                experiments = list(chosen_experiments(config))
+                for experiment in {experiment.task: experiment for experiment in experiments}.values():
+                    cell_of(experiment, next(iter(experiment.rows)), next(iter(experiment.columns)))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.figures import ablation, ranking, set_height, steps
+from experiments.output.figures import ranking, set_height
 from experiments.output.layer_figures import INTERPOLATED_LAYERS
 from experiments.output.results import DRAWINGS, draw_figure
 from experiments.record import Record, packed
@@ -18,27 +18,22 @@ from tests.records import demo, make_record, make_summary
 RATIOS = np.arange(1, 10) / 10
 
 
-def places(records: dict[str, Record | None]) -> list[GridCell]:
-    return [GridCell("demo", row, "Net", None, "done", entry) for row, entry in records.items()]
-
-
 def drawing(figure: str, *rows: str, columns: str = "Net", **fields) -> Experiment:
     named = {"columns": {column: [] for column in columns.split(", ")}, "rows": {row: [] for row in rows}}
     title = "A figure of many words, so many that they take more than a line"
     return demo(title=title, figure=figure, **named, **fields)
 
 
-def drawn(experiment: Experiment, cells: list[GridCell]) -> pd.DataFrame:
-    """The plotted values."""
-    _, values = DRAWINGS[experiment.figure](experiment, {(cell.row, cell.column): cell.record for cell in cells})
-    return values
+def drawn(experiment: Experiment, records: dict[str, Record | None]) -> tuple[Figure, pd.DataFrame]:
+    """The figure of records of `Net` by row, and the plotted values."""
+    return DRAWINGS[experiment.figure](experiment, {(row, "Net"): record for row, record in records.items()})
 
 
 def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
     """Layers have full rank 200, and their errors are powers of ten."""
     profile = [[round(200 * ratio), ratio, 10 ** (-5 * ratio)] for ratio in RATIOS]
     record = make_record(summary=make_summary(profile=dict.fromkeys(INTERPOLATED_LAYERS, profile)))
-    values = drawn(drawing("sensitivity_interpolation", "CoRS"), places({"CoRS": record}))
+    _, values = drawn(drawing("sensitivity_interpolation", "CoRS"), {"CoRS": record})
     assert set(values.layer) == set(INTERPOLATED_LAYERS)
     for _, layer in values.groupby("layer"):
         curves = {name: curve.set_index("ratio").error for name, curve in layer.groupby("curve")}
@@ -52,7 +47,7 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
 
 @pytest.mark.parametrize("name", sorted(DRAWINGS.keys() - {"token_couplings"}))
 def test_a_figure_of_nothing_says_so(name):
-    assert drawn(drawing(name, "A"), places({"A": None})).empty
+    assert drawn(drawing(name, "A"), {"A": None})[1].empty
 
 
 COUPLING = {
@@ -67,7 +62,8 @@ COUPLING = {
 def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
     """And a figure is written as PDF and as PNG, which is not blank, with its values."""
     experiment = drawing("token_couplings", "coupling", columns="Net, Other")
-    cells = [*places({"coupling": make_record(analysis=COUPLING)}), GridCell("demo", "coupling", "Other", None)]
+    done = GridCell("demo", "coupling", "Net", None, "done", make_record(analysis=COUPLING))
+    cells = [done, GridCell("demo", "coupling", "Other", None)]
     draw_figure(experiment, cells, tmp_path)
     assert (tmp_path / "demo.pdf").read_bytes().startswith(b"%PDF")
     pixels = np.asarray(Image.open(tmp_path / "demo.png").convert("L"))
@@ -83,11 +79,9 @@ def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
 
 def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     records = {"0.7": judged(1800, 0, 2000), "0.1": None, "none": judged(1790, 0, 2000)}
-    experiment = drawing("ablation", *records)
-    values = drawn(experiment, places(records))
+    figure, values = drawn(drawing("ablation", *records), records)
     assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 89.5]]
     assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
-    figure, _ = ablation(experiment, {(cell.row, cell.column): cell.record for cell in places(records)})
     assert np.ptp(figure.axes[0].get_ylim()) >= 5 and figure.axes[0].get_legend() is None and figure.legends
 
 
@@ -102,7 +96,7 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
 )
 def test_values_of_an_axis_lie_where_they_belong(rows, expected, scale):
     records = {row: judged(180 + number, 0) for number, row in enumerate(rows)}
-    figure, _ = ablation(drawing("ablation", *rows), {(row, "Net"): record for row, record in records.items()})
+    figure, _ = drawn(drawing("ablation", *rows), records)
     (axes,) = figure.axes
     assert axes.get_xticks().tolist() == expected and axes.get_xscale() == scale
     assert [label.get_text() for label in axes.get_xticklabels()] == rows
@@ -141,7 +135,7 @@ def test_steps_have_standard_errors_and_a_colour_for_each_of_many_methods():
     records = {f"method {number}": judged(150 + number, 0) for number in range(14)}
     for number, record in enumerate(records.values()):
         record.metrics["gflops"] = 2.0 + number
-    figure, values = steps(drawing("steps", *records), {(row, "Net"): record for row, record in records.items()})
+    figure, values = drawn(drawing("steps", *records), records)
     assert values.standard_error.iloc[0] == pytest.approx(3.07, abs=0.01)
     axes = figure.axes[0]
     assert len({container.lines[0].get_color() for container in axes.containers}) == len(records)
