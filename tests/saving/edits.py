@@ -11,14 +11,14 @@ from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS
 
 
-def edited(change):
-    """Change the content of the manifest."""
+def edited(change, name=MANIFEST):
+    """Change the content of the manifest, or of another file."""
 
     def attack(folder):
-        content = json.loads((folder / MANIFEST).read_text())
+        content = json.loads((folder / name).read_text())
         content.pop("checksum", None)  # which would refuse every change
         change(content)
-        (folder / MANIFEST).write_text(json.dumps(content))
+        (folder / name).write_text(json.dumps(content))
 
     return attack
 

@@ -1,6 +1,5 @@
 """A folder for every budget: each cut is the network that a compression with that budget makes, bit by bit."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,9 @@ from safetensors.torch import load_file, save_file
 import facts
 from facts.models.weights import sha256
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC
-from tests.networks import image_batches, make_causal_lm
-from tests.saving.setting import UNIT_BATCHES, compressed_units, from_recipe, mini_mambavision
+from tests.networks import image_batches, make_causal_lm, same_weights
+from tests.saving.edits import edited
+from tests.saving.setting import UNIT_BATCHES, compressed, compressed_units, from_recipe, mini_mambavision
 
 
 def convolutional():
@@ -40,10 +40,6 @@ CASES = {
 }
 
 
-def weights(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("case", CASES)
 def test_cuts_are_the_compressions(case, tmp_path):
@@ -61,8 +57,7 @@ def test_cuts_are_the_compressions(case, tmp_path):
         )
         found = facts.load_compressed(tmp_path / "elastic", **budget)
         assert found.plan == expected.plan and any(found.plan.values())
-        ours, theirs = weights(found.model), weights(expected.model)
-        assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+        assert same_weights(found.model, expected.model)
         assert found.summary.costs == replace(expected.summary.costs, latency={})
         assert found.summary.quality.predicted == expected.summary.quality.predicted
         for name in ("form", "widths", "tokens"):
@@ -81,11 +76,10 @@ def saved(result, tmp_path_factory):
     return folder
 
 
-def test_a_latency_is_measured_here(saved):
-    dense = facts.load_compressed(saved, latency_ms=1e6)
-    assert not any(dense.plan.values())
-    cut = facts.load_compressed(saved, latency_ms=1e6, params=0.9 * dense.summary.before.params)
-    assert any(cut.plan.values()) and cut.summary.after.params <= 0.9 * dense.summary.before.params
+def test_a_latency_is_measured_here(result, saved):
+    params = 0.9 * result.summary.before.params
+    cut = facts.load_compressed(saved, latency_ms=1e6, params=params)
+    assert any(cut.plan.values()) and cut.summary.after.params <= params
     assert 0 < cut.summary.costs.latency["predicted"] <= 1000
     with pytest.raises(ValueError, match="cannot be met"):
         facts.load_compressed(saved, latency_ms=1e-6)
@@ -100,24 +94,20 @@ def test_a_cut_is_saved_as_any_network(saved, tmp_path):
     facts.save_compressed(cut, tmp_path)
     assert not (tmp_path / ELASTIC).exists() and not (tmp_path / DECOMPOSITIONS).exists()
     again = facts.load_compressed(tmp_path)
-    with torch.no_grad():
-        assert again.model(UNIT_BATCHES[0][0]).equal(cut.model(UNIT_BATCHES[0][0])) and again.plan == cut.plan
+    assert again.model(UNIT_BATCHES[0][0]).equal(cut.model(UNIT_BATCHES[0][0])) and again.plan == cut.plan
     with pytest.raises(FileNotFoundError, match=r"one budget only: facts\.save_elastic writes any"):
         facts.load_compressed(tmp_path, ratio=0.5)
     with pytest.raises(ValueError, match=r"save_elastic needs a result of facts\.compress"):
         facts.save_elastic(again, tmp_path / "other")
 
 
-def edited(**fields):
-    """Change the description."""
+def given(**fields):
+    """Change the description: a field's value, or by a function of it."""
 
-    def attack(folder):
-        content = json.loads((folder / ELASTIC).read_text())
-        for name, value in fields.items():
-            content[name] = value(content[name]) if callable(value) else value
-        (folder / ELASTIC).write_text(json.dumps(content))
+    def change(content):
+        content.update({name: value(content[name]) if callable(value) else value for name, value in fields.items()})
 
-    return attack
+    return edited(change, ELASTIC)
 
 
 def other_tensors(change):
@@ -127,7 +117,7 @@ def other_tensors(change):
         tensors = load_file(folder / DECOMPOSITIONS)
         change(tensors)
         save_file(tensors, folder / DECOMPOSITIONS)
-        edited(decompositions=sha256(folder / DECOMPOSITIONS))(folder)
+        given(decompositions=sha256(folder / DECOMPOSITIONS))(folder)
 
     return attack
 
@@ -138,23 +128,26 @@ ATTACKS = {
     "no description": (lambda folder: (folder / ELASTIC).unlink(), "holds a network for one budget only"),
     "no decompositions": (lambda folder: (folder / DECOMPOSITIONS).unlink(), "is missing"),
     "not JSON": (lambda folder: (folder / ELASTIC).write_text("{"), r"elastic\.json is damaged"),
-    "NaN": (edited(time_limit=float("nan")), r"elastic\.json is damaged \(time_limit: "),
-    "hours of solving": (edited(time_limit=1e6), r"elastic\.json is damaged \(time_limit: "),
-    "rows too many": (edited(rows=lambda rows: dict.fromkeys(rows, 2**60)), r"elastic\.json is damaged \(rows"),
-    "a sample that does not fit": (edited(input_shape=[1, 3, 5, 5]), UNFIT),
+    "NaN": (given(time_limit=float("nan")), r"elastic\.json is damaged \(time_limit: "),
+    "hours of solving": (given(time_limit=1e6), r"elastic\.json is damaged \(time_limit: "),
+    "rows too many": (given(rows=lambda rows: dict.fromkeys(rows, 2**60)), r"elastic\.json is damaged \(rows"),
+    "a sample that does not fit": (given(input_shape=[1, 3, 5, 5]), UNFIT),
     "bytes": (
         other_tensors(lambda t: t.update({f"{MLP}/right": t[f"{MLP}/right"].byte()})),
         UNFIT + "holds torch.uint8",
     ),
     "an infinite mean": (other_tensors(lambda t: t[f"{MLP}/mean"].fill_(torch.inf)), UNFIT + "NaN or infinity"),
-    "a sample too large": (edited(input_shape=[1, 3, 10**6, 10**6]), UNFIT + "is too large"),
-    "other weights": (edited(weights="0" * 64), r"elastic\.json belongs to other weights"),
-    "other decompositions": (edited(decompositions="0" * 64), "different SHA-256"),
-    "a layer too few": (edited(rows=lambda rows: dict([*rows.items()][1:])), UNFIT),
-    "a part that is none": (edited(errors={"blocks.0.norm1": [[1, 0.0]]}), UNFIT + r"blocks\.0\.norm1 is no part"),
-    "errors of other parts": (edited(errors={"head": [[1, 0.0]]}), UNFIT + "'head'"),
-    "no errors": (edited(errors=lambda errors: {name: [] for name in errors}), UNFIT),
-    "a rank too many": (edited(errors=lambda errors: {name: [[999, 0.0]] for name in errors}), UNFIT + "these ranks"),
+    "a sample too large": (given(input_shape=[1, 3, 10**6, 10**6]), UNFIT + "is too large"),
+    "other weights": (given(weights="0" * 64), r"elastic\.json belongs to other weights"),
+    "other decompositions": (given(decompositions="0" * 64), "different SHA-256"),
+    "a layer too few": (given(rows=lambda rows: dict([*rows.items()][1:])), UNFIT),
+    "a part that is none": (given(errors={"blocks.0.norm1": [[1, 0.0]]}), UNFIT + r"blocks\.0\.norm1 is no part"),
+    "errors of other parts": (given(errors={"head": [[1, 0.0]]}), UNFIT + "'head'"),
+    "no errors": (given(errors=lambda errors: {name: [] for name in errors}), UNFIT),
+    "a rank too many": (
+        given(errors=lambda errors: {name: [[999, 0.0]] for name in errors}),
+        UNFIT + "these ranks",
+    ),
     "another shape": (other_tensors(lambda t: t.update({f"{FIRST}/left": torch.zeros(3, 3)})), UNFIT + "has the shape"),
     "a tensor too few": (other_tensors(lambda t: t.pop(f"{MLP}/order")), UNFIT + "has the shape None"),
     "a tensor too many": (other_tensors(lambda t: t.update(more=torch.zeros(9))), UNFIT + "more has the shape"),
@@ -173,7 +166,7 @@ def test_damaged_folders_are_refused(attack, saved, tmp_path):
 
 
 @pytest.mark.attack
-def test_what_an_interrupted_save_leaves_is_not_cut(result, saved, tmp_path, monkeypatch):
+def test_what_an_interrupted_save_leaves_is_not_cut(result, tmp_path, monkeypatch):
     def interrupted(tensors, path):
         Path(path).write_bytes(b"half")
         raise KeyboardInterrupt
@@ -186,10 +179,9 @@ def test_what_an_interrupted_save_leaves_is_not_cut(result, saved, tmp_path, mon
     with pytest.raises(FileNotFoundError, match="one budget only"):
         facts.load_compressed(folder, ratio=0.5)
     facts.save_elastic(result, folder)
-    assert facts.load_compressed(folder, ratio=0.5).plan == facts.load_compressed(saved, ratio=0.5).plan
+    assert any(facts.load_compressed(folder, ratio=0.5).plan.values())
 
 
 def test_what_has_no_errors_for_other_budgets(tmp_path):
-    result = facts.compress(compressed_units("uniform").original, UNIT_BATCHES, ratio=0.7, search="uniform")
     with pytest.raises(ValueError, match="take search=cors_fisher or cors"):
-        facts.save_elastic(result, tmp_path)
+        facts.save_elastic(compressed(*from_recipe()), tmp_path)
