@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.config import as_json, checked, instantiate, plain
+from experiments.config import EXTRAS, TASKS, as_json, checked, instantiate, plain
 from experiments.methods import Method, method_of
 from experiments.record import MINUTES, Record, machine, read_record
 from facts.analysis.base import Analysis
@@ -19,7 +19,7 @@ from facts.calibration.prepare import prepare
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
-from facts.models import Recipe
+from facts.models import CausalLM, OpenMMLabModel, Recipe
 from facts.modules.forms import FORMS
 from facts.modules.networks import is_encoder
 from facts.moments.collect import MemoryPolicy
@@ -54,6 +54,10 @@ class Cell:
         """Build all parts except the network. Raises `ValueError` or an `OSError` that says what to change."""
         check(config)
         profile = config.profile.name
+        for group in ("model", "task", "analysis", "pruning", "finetuning"):
+            refuse_other_profiles(group, config[group], profile)
+        recipe = instantiate(config.model[profile])
+        refuse_other_tasks(recipe, config)
         analysis, finetuning = (
             instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
         )
@@ -63,7 +67,7 @@ class Cell:
             )
         return cls(
             config=config,
-            recipe=instantiate(config.model[profile]),
+            recipe=recipe,
             task=load_task(as_json(config.task[profile]), f"task.{profile}"),
             method=method_of(config),
             analysis=analysis,
@@ -203,7 +207,7 @@ def without_others(node: Any, profile: str) -> Any:
 
 def results_folder(config: DictConfig) -> Path:
     """Folder with the records, caches, tables and figures of a configuration's profile."""
-    return Path(config.results) / config.profile.name
+    return Path(config.results).expanduser() / config.profile.name
 
 
 def check(config: DictConfig) -> None:
@@ -213,6 +217,7 @@ def check(config: DictConfig) -> None:
         ("labels", config.labels, LABELS),
         ("form", config.form, FORMS),
         ("cache", config.cache, (True, False, "decompositions")),
+        ("tracking.mode", config.tracking.mode, ("online", "offline", "disabled")),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
         ("hardware.matmul_precision", config.hardware.matmul_precision, MATMUL_PRECISIONS),
     ):
@@ -228,6 +233,23 @@ def check(config: DictConfig) -> None:
         raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("hardware=cuda, but torch sees no GPU here; choose hardware=cpu or install the driver")
+
+
+def refuse_other_profiles(group: str, node: DictConfig | None, profile: str) -> None:
+    """Raise `ValueError` for a choice without settings for the profile."""
+    has = [name for name in PROFILES if node and not OmegaConf.is_missing(node, name) and node[name] is not None]
+    if node and profile not in has:
+        raise ValueError(f"{group}={node.name} has no settings for profile={profile}, only for {' and '.join(has)}")
+
+
+def refuse_other_tasks(recipe: Recipe, config: DictConfig) -> None:
+    """Raise `ValueError` for one of our tasks that is for other kinds of networks."""
+    suited = {"classification", "digits"}
+    if isinstance(recipe, CausalLM | OpenMMLabModel):
+        suited = {TASKS[recipe.toolbox] if isinstance(recipe, OpenMMLabModel) else "language"}
+    if config.task.name in {*EXTRAS, "classification", "digits"} - suited:
+        choice = " or ".join(sorted(suited))
+        raise ValueError(f"task={config.task.name} does not suit model={config.model.name}: choose task={choice}")
 
 
 @lru_cache(maxsize=1)

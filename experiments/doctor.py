@@ -4,6 +4,7 @@ import importlib.metadata
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,12 +12,13 @@ from typing import Literal, NamedTuple
 import hydra
 import torch
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 
-from experiments.cell import results_folder
-from experiments.config import CONF, EXTRAS, how_to_install, instantiate, missing_packages
+from experiments.cell import Cell, results_folder
+from experiments.config import CONF, EXTRAS, how_to_install, in_a_line, instantiate, missing_packages
 from experiments.grid import GridCell, by_data, chosen_experiments, samples_of
 from experiments.plan import needs_of
 from experiments.record import PACKAGES
@@ -63,9 +65,16 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
     yield check("device", device, "choose hardware=cpu, or install the driver")
     yield check("tracking", partial(tracking, config.tracking.mode), "run `wandb login`, or choose tracking=offline")
     cells, seen = [], set[str]()
-    for cell in grid:  # composed now, if `grid` is lazy
+    for cell in grid:
+        if cell.config is None:
+            continue
+        if fault := "" if on_gpu and not torch.cuda.is_available() else fault_of(cell.config):
+            if fault not in seen:
+                yield Finding(f"{cell.experiment}, {cell.row}, {cell.column}", "problem", fault)
+            seen.add(fault)
+            continue
         cells.append(cell)
-        for what, look, advice in needed_by(cell.known_config):
+        for what, look, advice in needed_by(cell.config):
             if what not in seen:
                 yield check(what, look, advice)
                 seen.add(what)
@@ -74,6 +83,16 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
     on_device, on_disk = needs_of(columns)
     yield memory(on_gpu and torch.cuda.is_available(), on_device, config.profile.name)
     yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
+
+
+def fault_of(config: DictConfig) -> str:
+    """Say what is wrong with a cell's settings, empty if nothing is; packages and files are checked elsewhere."""
+    with suppress(ImportError, OSError):
+        try:
+            Cell.of(config)
+        except (ValueError, OmegaConfBaseException) as error:
+            return in_a_line(error)
+    return ""
 
 
 def needed_by(config: DictConfig) -> Iterator[tuple[str, Callable[[], str], str]]:

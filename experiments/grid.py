@@ -34,7 +34,6 @@ from experiments.record import Record
 log = logging.getLogger(__name__)
 
 MAIN = "main"  # the collection that runs by default
-CHOICES = ("model", "stages", "estimator", "search", "analysis", "pruning", "finetuning")  # of network and method
 EXPERIMENT = TypeAdapter(Experiment)
 # Keys that concern a whole run: they cannot be an axis and do not enter an ablation's name.
 OF_RUN = {"axis", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
@@ -83,6 +82,16 @@ def grid_of(experiment: Experiment) -> list[GridCell]:
     return [*cells, *(drawn(cell, draw) for draw in range(1, num_draws) for cell in cells if cell.config is not None)]
 
 
+def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
+    """Make a cell for each row and each column: enough to see what a run needs, and whether its settings are right."""
+    for experiment in experiments:
+        seen = set[str]()
+        for row, column in product(experiment.rows, experiment.columns):
+            if not {f"row {row}", column} <= seen and column not in experiment.not_applicable.get(row, {}):
+                seen |= {f"row {row}", column}
+                yield cell_of(experiment, row, column)
+
+
 def drawn(cell: GridCell, draw: int) -> GridCell:
     """Copy a cell with the seed of another draw."""
     config = copy.deepcopy(cell.known_config)
@@ -113,18 +122,6 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
     return list(groups.values())
 
 
-def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
-    """Make a cell for each choice of network, task and method: enough to see what a run needs."""
-    seen = set()
-    for experiment in experiments:
-        for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):
-            given = (*experiment.overrides, *shared, *own)
-            kind = experiment.task, *(override for override in given if re.split("[.=]", override)[0] in CHOICES)
-            if kind not in seen and column not in experiment.not_applicable.get(row, {}):
-                seen.add(kind)
-                yield cell_of(experiment, row, column)
-
-
 def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
     """Yield the experiments of `experiment=`, each with `seeds` draws if the command line or the profile says so."""
     for experiment in named_experiments(config):
@@ -139,8 +136,10 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
     """Yield the experiments of `experiment=`: one, a list, or those of a collection whose packages are installed."""
     given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"] or [MAIN]
     names = given[-1] if isinstance(given[-1], list) else given[-1:]  # Hydra would merge the files of a list into one
+    if not names or None in names:
+        raise ValueError("experiment= names nothing: name a table, or leave it out for the main job")
     ablates = bool(config.experiment.option)
-    if {config.axis is not None, config["values"] is not None} != {ablates} or (ablates and len(names) > 1):
+    if {bool(config.axis), config["values"] is not None} != {ablates} or (ablates and len(names) > 1):
         raise ValueError(
             "axis and values belong to the experiment ablation, which needs both and runs on its own: "
             "experiment=ablation axis=estimator.shrinkage_row values=[0,0.3,0.7]"
@@ -166,8 +165,8 @@ def every_experiment() -> list[Experiment]:
     for name in options:
         if name not in ("ablation", "all") and not name.startswith("_"):
             try:
-                if is_for_profile(read_experiment(name)):
-                    own[name] = experiment_of(name)
+                if is_for_profile(experiment := read_experiment(name)):
+                    own[name] = checked(experiment, name)
             except Exception as error:  # one broken file must not keep the others out of the report
                 log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
     names = dict.fromkeys([*own[MAIN].experiments, *own])
@@ -221,7 +220,8 @@ def is_for_profile(experiment: Experiment) -> bool:
 def in_profile(experiment: Experiment) -> Experiment:
     """Copy an experiment with its profile's fields. Raises `ValueError` if it is not for the profile."""
     if not is_for_profile(experiment):
-        raise ValueError(f"experiment={experiment.name} is {'not' if in_photos() else 'only'} for profile=photos")
+        which = "for" if in_photos() else "except for"
+        raise ValueError(f"experiment={experiment.name} has no columns {which} profile=photos")
     experiment = copy.deepcopy(experiment)
     for name, value in plain(experiment.photos).items() if in_photos() else ():
         setattr(experiment, name, value)

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -21,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from experiments.cell import Cell, results_folder
-from experiments.config import Experiment, as_json, composed, instantiate, plain
+from experiments.config import USER_ERRORS, Experiment, as_json, composed, in_a_line, instantiate, plain
 from experiments.grid import GridCell, by_data
 from experiments.record import Record, published_records, read_records
 from facts.cost.count import count_params, meta_input
@@ -61,7 +62,7 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
             columns = ([cell.known_config for cell in column] for column in by_data(cells))
             memory, disk = needs_of(columns)
             table.add_row(name, str(len(cells)), time_of(cells, times), decimal(memory), decimal(disk))
-    if num_blocked := sum(state.startswith("blocked") for state in states.values()):
+    if num_blocked := [*states.values()].count("blocked"):
         console.print(f"{num_blocked:,} cells are blocked: python -m experiments.doctor says why.")
     if left or not num_blocked:
         console.print(table if left else "Nothing is left to do.")
@@ -69,10 +70,9 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
 
 def show_sweep(overrides: list[str], console: Console) -> None:
     """Print the runs of a sweep by what varies, each with its metrics, and the folder of their records."""
-    jobs = jobs_of(overrides)
-    cells = [Cell.of(composed(*job, "hardware.device=cpu")) for job in jobs]  # here may be no GPU
-    known = {folder: latest_records(folder) for folder in dict.fromkeys(cell.records for cell in cells)}
-    records = [recorded(cell, known[cell.records]) for cell in cells]
+    jobs = sweep_of(overrides)
+    known = {folder: latest_records(folder) for folder in dict.fromkeys(cell.records for cell in jobs.values())}
+    records = [recorded(cell, known[cell.records]) for cell in jobs.values()]
     metrics = dict.fromkeys(chain.from_iterable(record.metrics for record in records if record))
     table = Table("", *metrics, title=f"{len(jobs)} runs")
     for job, record in zip(jobs, records, strict=True):
@@ -83,15 +83,28 @@ def show_sweep(overrides: list[str], console: Console) -> None:
     console.print(f"Records: {', '.join(map(str, known))}")
 
 
+def sweep_of(overrides: list[str]) -> dict[tuple[str, ...], Cell]:
+    """Make the cell of each job of a sweep. Raises `ValueError` for a job that cannot run."""
+    cells = {}
+    for job in jobs_of(overrides):
+        try:
+            cells[job] = Cell.of(composed(*job, "hardware.device=cpu"))  # here may be no GPU
+        except USER_ERRORS as error:
+            raise ValueError(f"{' '.join(job)}: {in_a_line(error)}") from error
+    return cells
+
+
 def jobs_of(overrides: list[str]) -> list[tuple[str, ...]]:
-    """List the overrides of each job of a sweep."""
+    """List the overrides of each job of a sweep. Raises `ValueError` if there are none."""
     choices = (
         [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
         if each.is_sweep_override()
         else [str(each.input_line)]
-        for each in OverridesParser.create().parse_overrides(overrides)
+        for each in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
     )
-    return list(product(*choices))
+    if jobs := list(product(*choices)):
+        return jobs
+    raise ValueError("the sweep has no runs: a glob matches nothing, or a range is empty")
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
@@ -101,8 +114,8 @@ def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
         if cell.recipe.weights == "pretrained" and cell.recipe.checkpoint() is None:
             return "weights not here"
         record = recorded(cell, records)
-    except (OSError, ValueError, ImportError) as error:
-        return f"blocked ({type(error).__name__})"
+    except (OSError, ValueError, ImportError):
+        return "blocked"
     return record.status if record else "to do"
 
 

@@ -14,6 +14,7 @@ from experiments.output.results import report_on_all, show
 from experiments.plan import latest_records, recorded
 from experiments.record import Record
 from experiments.runner import started
+from facts.utils.files import writable_folder
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
@@ -22,10 +23,15 @@ def main(config: DictConfig) -> None:
         folder = results_folder(config)
         if not folder.is_dir():
             raise ValueError(f"no folder {folder}: choose another with results=, or run experiments.reproduce first")
+        writable_folder(folder)
         if any(override.key_or_group == "experiment" for override in given_overrides()):
             records = latest_records(folder / "records")
             for experiment in chosen_experiments(config):
-                show(experiment, recorded_grid(experiment, records), folder, config, Console())
+                grid = recorded_grid(experiment, records)
+                if any(cell.record for cell in grid):
+                    show(experiment, grid, folder, config, Console())
+                else:
+                    print(f"{experiment.name} stays as it is: none of its cells has run with these settings")
         report_on_all(folder)
         print(folder / "report.html")
 

@@ -12,7 +12,7 @@ from experiments.cell import results_folder
 from experiments.config import CONF, Experiment
 from experiments.doctor import look_first
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of
-from experiments.output.results import show, update_report
+from experiments.output.results import DRAWINGS, show, update_report
 from experiments.plan import show_plan
 from experiments.runner import started
 from experiments.workers import Part, finished, run_part, workers_of
@@ -28,11 +28,14 @@ def main(config: DictConfig) -> None:
 
 def reproduce(config: DictConfig) -> None:
     """Make the tables and figures, each drawn when its cells are done; or show the plan; or run only one part."""
-    folder, console = writable_folder(results_folder(config)), Console()
+    folder, console, num_workers = results_folder(config), Console(), workers_of(config)
     experiments = {experiment.name: experiment for experiment in chosen_experiments(config)}
+    if unknown := {experiment.figure for experiment in experiments.values()} - {"", *DRAWINGS}:
+        raise ValueError(f"no figure is called {', '.join(unknown)}; there are {', '.join(DRAWINGS)}")
     if config.plan:
         cells = [cell for experiment in experiments.values() for cell in grid_of(experiment)]
         return show_plan([*experiments.values()], cells, config, console)
+    writable_folder(folder)
     if config.part is not None:
         return run_alone(parts_of([*experiments.values()]), config, console)
     if HydraConfig.get().mode == RunMode.RUN and not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher"):
@@ -41,7 +44,7 @@ def reproduce(config: DictConfig) -> None:
     console.print(f"{len(experiments)} tables and figures: first checking what they need")
     look_first(config, samples_of(experiments.values()), console)
     cells = []
-    for grid in finished(experiments.values(), workers_of(config), config.hardware.device):
+    for grid in finished(experiments.values(), num_workers, config.hardware.device):
         cells += grid
         show(experiments[grid[0].experiment], grid, folder, config, console)
     update_report(folder, console)

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,10 +21,10 @@ from filelock import ReadWriteLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from experiments.cell import Cell
+from experiments.config import USER_ERRORS, in_a_line
 from experiments.methods import Product
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, flat, packed, write_record
@@ -40,16 +41,18 @@ _shared: ReadWriteLock | None = None
 
 @contextmanager
 def started(under_torchrun: bool = False) -> Iterator[None]:
-    """Run a command. A user error ends it with one line, or in full on request or in sweeps."""
+    """Run a command. A user error or Ctrl-C ends it with one line; an error in full on request or in sweeps."""
     try:
         if torch.distributed.is_torchelastic_launched() and not under_torchrun:
             raise ValueError("cells share out this machine's GPUs by workers=N: start it without torchrun")
         yield
-    except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
+    except KeyboardInterrupt:
+        print("interrupted: what is finished is kept, and the same command continues", file=sys.stderr)
+        raise SystemExit(130) from None
+    except USER_ERRORS as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place on a separate line
-        raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error
+        raise SystemExit(f"error: {in_a_line(error)} (HYDRA_FULL_ERROR=1 shows where)") from error
 
 
 def open_cell(config: DictConfig) -> Cell:

@@ -82,6 +82,8 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
 
 def workers_of(config: DictConfig) -> int:
     """Number of processes on this machine that share the cells; null means one per processor."""
+    if config.workers is not None and config.workers < 1:
+        raise ValueError(f"workers must be at least 1, or null for one per processor, got {config.workers}")
     return config.workers or os.cpu_count() or 1
 
 

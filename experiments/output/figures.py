@@ -131,7 +131,7 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     if values.standard_error.any():
         low, high = axes.get_ylim()
         room = max(0, LEAST_SPAN - (high - low)) / 2
-        axes.set_ylim(low - room, high + room)
+        axes.set_ylim(max(0, low - room), high + room)
     labels = [fill(row, CHARACTERS_OF_LABEL, break_long_words=False) for row in experiment.rows]
     widest = max(len(line) for label in labels for line in label.splitlines())
     is_wide = widest * len(labels) > CHARACTERS_OF_AXIS

@@ -37,6 +37,11 @@ class Result:
     figure: Path | None
 
     @property
+    def has_run(self) -> bool:
+        """Whether there is anything to show but the paper's values."""
+        return bool(self.figure or self.records) or any(entry.ours is not None for entry in self.entries.values())
+
+    @property
     def cells(self) -> list[Entry]:
         """The ranked metric of each cell, with its status; empty if there is no table."""
         experiment, metric = self.experiment, self.experiment.ranked_by
@@ -67,10 +72,10 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
 
 
 def parts(results: list[Result]) -> dict[str, list[Result]]:
-    """Group the experiments under headings, the paper's tables first."""
+    """Group the experiments that have run under headings, the paper's tables first."""
     headings = "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
     chosen: dict[str, list[Result]] = {heading: [] for heading in headings}
-    for result in results:
+    for result in filter(lambda result: result.has_run, results):
         published = in_paper(result.entries.values())
         table = "Ablations" if result.experiment.figure == "ablation" else headings[not published]
         chosen[table if result.experiment.metrics else "Figures"].append(result)

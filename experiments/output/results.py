@@ -3,17 +3,18 @@
 import json
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.config import CONF, Experiment, plain
+from experiments.config import CONF, USER_ERRORS, Experiment, in_a_line, plain
 from experiments.grid import GridCell, every_experiment
 from experiments.output.figures import STYLE, Drawing, ablation, ranking, steps, throughput
 from experiments.output.layer_figures import cross_moments, motivation, sensitivity_interpolation, token_couplings
@@ -24,6 +25,7 @@ from experiments.record import Record, write_records
 from facts.utils.cache import content_key
 from facts.utils.files import replacing
 
+log = logging.getLogger(__name__)
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
 
 OF_ACCURACY = (ablation, ranking, steps, throughput)
@@ -72,8 +74,9 @@ def update_report(folder: Path, console: Console) -> None:
     """Rewrite the report, unless it already shows the tables and figures in `folder`."""
     shown = chain((folder / "tables").glob("[!.]*"), (folder / "figures").glob("*.png"))
     hashes = {str(path.relative_to(folder)): content_key(path.read_bytes()) for path in shown}
-    seen = folder / "cache" / "report.json"
-    before = json.loads(seen.read_text()) if seen.exists() and (folder / "report.html").exists() else {}
+    seen, before = folder / "cache" / "report.json", dict[str, str]()
+    with suppress(OSError, ValueError):  # there is none, or it is damaged
+        before = json.loads(seen.read_text()) if (folder / "report.html").exists() else {}
     if hashes != before:
         console.print("rewriting the report")
         report_on_all(folder)
@@ -85,9 +88,13 @@ def report_on_all(folder: Path) -> None:
     """Write the report on every experiment from the files in `folder`, those of your own among them."""
     experiments = every_experiment()
     known = {experiment.name for experiment in experiments}
-    paths = [path for path in sorted((folder / "tables").glob("*.yaml")) if path.stem not in known]
-    own: list[Any] = [OmegaConf.merge(Experiment, OmegaConf.load(path)) for path in paths]
-    write_report([*experiments, *own], folder)
+    for path in sorted((folder / "tables").glob("*.yaml")):
+        if path.stem not in known:
+            try:
+                experiments.append(cast(Experiment, OmegaConf.merge(Experiment, OmegaConf.load(path))))
+            except USER_ERRORS as error:
+                log.warning("%s is left out: %s", path, in_a_line(error))
+    write_report(experiments, folder)
 
 
 def log_figure(run: Any, path: Path) -> None:

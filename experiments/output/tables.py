@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from experiments.config import Experiment, composed
+from experiments.config import Experiment, read_file
 from experiments.grid import GridCell, Status
 from experiments.paper import paper_values
 from experiments.record import APART, errors_apart, standard_error, unpacked
@@ -131,13 +131,16 @@ def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> 
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Read the long table; empty if there is none."""
+    """Read the long table; empty if there is none. Raises `ValueError` for another file."""
     if not path.exists():
         return []
     numbers = {name: [""] for name in NUMBERS}  # everything else is text, even a row called "None"
     types = {**dict.fromkeys(Entry.__annotations__.keys() - numbers, str)}
-    table = pd.read_csv(path, dtype=types, na_values=numbers, keep_default_na=False)
-    return [Entry(**line) for line in table.astype(object).where(table.notna(), None).to_dict("records")]
+    try:
+        table = pd.read_csv(path, dtype=types, na_values=numbers, keep_default_na=False)
+        return [Entry(**line) for line in table.astype(object).where(table.notna(), None).to_dict("records")]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and reproduce writes it again") from error
 
 
 def wide_table(experiment: Experiment, entries: list[Entry]) -> pd.DataFrame:
@@ -152,7 +155,8 @@ def properties_of(experiment: Experiment) -> dict[str, list[str]]:
     """Read the properties of each row's estimator that the table shows."""
     words, found = {True: "yes", False: "no"}, {}
     for row, overrides in experiment.rows.items() if experiment.properties else ():
-        if target := composed(*overrides).estimator["_target_"]:
+        names = [override.removeprefix("estimator=") for override in overrides if override.startswith("estimator=")]
+        if names and (target := read_file(f"estimator/{names[-1]}")["_target_"]):
             estimator = hydra.utils.get_class(target)
             found[row] = [words.get(getattr(estimator, name), "") for name in experiment.properties]
     return found

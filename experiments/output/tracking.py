@@ -11,7 +11,7 @@ from zlib import crc32
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.config import Tracking
+from experiments.config import USER_ERRORS, Tracking, in_a_line
 
 if TYPE_CHECKING:  # Hydra imports this file at every start, which need not wait for PyTorch
     from experiments.record import Record
@@ -50,7 +50,8 @@ def _guarded(what: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except Exception as error:  # a failure here must not lose the record
-        log.warning("W&B could not %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
+        reason = f"{type(error).__name__}: {in_a_line(error)}"
+        log.warning("W&B could not %s (%s); the run goes on without it", what, reason)
         return None
 
 
@@ -69,10 +70,16 @@ def log_record(run: Any, record: "Record") -> None:
 
 
 class GroupRuns(Callback):
-    """Name the group of a sweep after its overrides, so that a restarted one joins it; show its runs at its end."""
+    """Name the group of a sweep after its overrides, so that a restarted one joins it; check and show its runs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from experiments.plan import jobs_of, sweep_of
+
         overrides = config.hydra.overrides
+        try:
+            (sweep_of if kwargs["config_name"] == "run" else jobs_of)(overrides.task)
+        except USER_ERRORS as error:
+            raise SystemExit(f"error: {in_a_line(error)}") from error  # Hydra makes warnings of other exceptions
         if any(override.startswith("part=") for override in overrides.task):
             return  # the cells of tables are grouped by experiment
         # Hydra applies these in every job, before the job's own overrides, which may include `tracking.group`.

@@ -122,7 +122,7 @@ def main(
     key complete commands, options and names of networks.
     """
     return_freed_memory()
-    handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
+    handler = RichHandler(console=Console(file=sys.stderr), show_time=False, show_path=False)
     logging.basicConfig(format="%(message)s", handlers=[handler])
     logging.getLogger("facts").setLevel(logging.DEBUG if verbose else logging.INFO)
     if "--help" not in ctx.obj:

@@ -125,7 +125,10 @@ class TimmModel(Recipe):
         return published.hf_hub_id
 
     def architecture(self) -> nn.Module:
-        model: Any = timm.create_model(self.tag, **self.arguments)
+        try:
+            model: Any = timm.create_model(self.tag, **self.arguments)
+        except RuntimeError as error:
+            raise ValueError(f"timm cannot build {self.tag}: {error}") from error
         if "pretrained_cfg_overlay" not in self.arguments:  # timm's own table describes the published network
             channels, *size = model.pretrained_cfg["input_size"]
             size = to_2tuple(self.arguments.get("img_size") or size)

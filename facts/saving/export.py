@@ -4,7 +4,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -28,7 +28,7 @@ from facts.result import CompressionResult
 from facts.utils.batches import described
 from facts.utils.files import replacing
 from facts.utils.options import first_line, needing
-from facts.utils.progress import silence, with_progress
+from facts.utils.progress import progress_of, silence, with_progress
 
 Call = Callable[[Tensor], Any]
 
@@ -151,7 +151,7 @@ def _stable_sort(values: Any, *, stable: bool, dim: int = -1, descending: bool =
     return opset.TopK(values, size, axis=dim, largest=int(descending))
 
 
-def _quantize(file: Path, samples: Iterable[Tensor], out: Path) -> None:
+def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
     """Round the weights of linear layers and convolutions, one scale per channel, and their inputs, one per tensor.
 
     Everything else stays in float32, such as attention's products. So do outputs: if they are rounded too, some
@@ -159,9 +159,13 @@ def _quantize(file: Path, samples: Iterable[Tensor], out: Path) -> None:
     """
     from onnxruntime.quantization import quantize_static
 
-    inputs = iter([{"input": sample.numpy()} for sample in samples])
-    reader: Any = SimpleNamespace(get_next=lambda: next(inputs, None))
-    with silence():  # it recommends steps that change nothing in such a file
+    def inputs() -> Iterator[dict[str, Any]]:
+        for done, sample in enumerate(samples):
+            show(done, len(samples))
+            yield {"input": sample.numpy()}
+
+    reader: Any = SimpleNamespace(get_next=partial(next, inputs(), None))
+    with progress_of("int8") as show, silence():  # it recommends steps that change nothing in such a file
         quantize_static(
             file,
             out,
@@ -250,7 +254,8 @@ def export_openvino(
             np.save(inputs, torch.cat(samples).numpy())
             # In a new process: NNCF changes logging globally, and processes that fork after its import may crash.
             command = [sys.executable, "-m", __name__, *map(str, (file, inputs, staged))]
-            done = subprocess.run(command, capture_output=True, text=True)
+            with progress_of("int8"):
+                done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 reasons = done.stderr.strip().splitlines() or ["its process was killed, often for lack of memory"]
                 raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")

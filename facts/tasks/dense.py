@@ -39,7 +39,7 @@ from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
 from facts.utils.numerics import seed_of, seeded, shuffled
 from facts.utils.options import Count, options
-from facts.utils.progress import silence
+from facts.utils.progress import progress_of, silence
 
 Split = Literal["train", "val"]
 COARSEST = 3  # of the maps from the backbone's stages: FPN's `fpn_convs.3.conv`
@@ -166,7 +166,7 @@ class DensePrediction(Task):
             metric.process({}, [prediction.to_dict() for prediction in features.predictions(samples)])
 
         pass_over(self.evaluation(model), model, add, precision)
-        with silence():
+        with progress_of("metrics"), silence():
             return Evaluation(self.renamed(metric.evaluate(len(dataset))))
 
     def _batches(

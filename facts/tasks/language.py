@@ -20,7 +20,7 @@ from facts.utils.cache import content_key
 from facts.utils.hub import HUB, answers, fetched
 from facts.utils.numerics import seed_of, shuffled
 from facts.utils.options import Count, needing, options
-from facts.utils.progress import silence
+from facts.utils.progress import progress_of, silence
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -127,7 +127,7 @@ class Language(ClassLogits):
         from lm_eval.models.huggingface import HFLM
 
         names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
-        with silence():
+        with progress_of("benchmarks"), silence():
             network = HFLM(
                 pretrained=model,
                 tokenizer=copy.deepcopy(tokenizer_of(model)),  # lm-eval would give it a padding token

@@ -224,8 +224,8 @@ def _in_lines(what: str) -> Iterator[Show]:
 
     def write() -> None:
         while not is_over.wait(SECONDS):
-            if _in_progress[-1:] == [own]:
-                log.info("%s", own)
+            if _in_progress[-1:] == [own] and log.getEffectiveLevel() <= logging.INFO:
+                log.handle(log.makeRecord(log.name, logging.INFO, "", 0, str(own), (), None))  # even within `silence`
 
     _in_progress.append(own)
     Thread(target=write, daemon=True).start()
@@ -238,7 +238,7 @@ def _in_lines(what: str) -> Iterator[Show]:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Suppress the logs, prints and progress bars of libraries, such as a line per parameter."""
+    """Suppress logs, prints and progress bars, such as a library's line per parameter, but not lines of progress."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -75,6 +75,7 @@ def test_imagenet_is_the_part_of_the_main_job_that_classifies(chosen, every_extr
     ("overrides", "rows", "default"),
     [
         (["axis=ratio", "values=[0.3]"], {"0.3": ["ratio=0.3"]}, "ratio=0.5 (DeiT-B) or 0.6 (Swin-B)"),
+        (["axis=finetuning", "values=[null]"], {"null": ["finetuning=null"]}, "finetuning=null"),
         (
             ["axis=[estimator.grad_clip,estimator.normalize]", "values={neither:[null,none],1:[median,batch]}"],
             {

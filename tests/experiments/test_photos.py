@@ -48,7 +48,7 @@ def write_labels(root: Path, lines: list[str]) -> Path:
 
 @pytest.mark.system
 def test_every_experiment_of_photos_composes_without_data(composing, monkeypatch):
-    """One cell for each choice of network, task and method; the many rows of `baselines` compose in tests of `mini`."""
+    """One cell for each row and column; the many rows of `baselines` compose in tests of `mini`."""
     with composing():
         config = compose("reproduce", ["profile=photos", "experiment=all"], return_hydra_config=True)
         monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards

@@ -131,6 +131,9 @@ def test_the_command_rewrites_the_report(command, tmp_path):
     path = tmp_path / "mini/report.html"
     assert command(main).strip() == str(path) and path.stat().st_size < 3e6
     assert "python -m experiments.reproduce experiment=model_sizes" in Page(path).text
+    before = (tmp_path / "mini/tables/search_methods.csv").read_bytes()
+    assert "search_methods stays as it is: none of its cells" in command(main, "experiment=search_methods")
+    assert (tmp_path / "mini/tables/search_methods.csv").read_bytes() == before
     with chromium() as browser:
         tab = browser.new_page(viewport={"width": 1400, "height": WIDTHS[1400]})
         tab.goto(path.as_uri())

@@ -28,9 +28,32 @@ def reproduce(command, monkeypatch):
     return lambda *overrides: command(experiments.reproduce.main, *overrides, *one_cell)
 
 
-def test_a_row_with_a_misspelt_method_is_named_with_the_choices(reproduce):
-    with pytest.raises(SystemExit, match=r"^error: sensitivity_.+, Mine, .+: estimator/fact is not one of asvd, .*f"):
-        reproduce('+experiment.rows.Mine=["estimator=fact"]', "plan=true")
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('+experiment.rows.Mine=["estimator=fact"]', r"sens.+, Mine, .+: estimator/fact is not one of asvd, .*facts"),
+        ('+experiment.rows.Mine=["ratios=1"]', r"sens.+, Mine, .+: Error merging override ratios=1: Key 'ratios'"),
+        ("experiment.figure=stairs", "no figure is called stairs; there are ablation, .*forms"),
+        ("experiment=[]", "experiment= names nothing: name a table"),
+        ("workers=0", "workers must be at least 1, or null for one per processor, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line_that_names_it(command, monkeypatch, override, message):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit, match=rf"^error: {message}") as caught:
+        command(experiments.reproduce.main, "experiment=sensitivity_interpolation", override, "plan=true")
+    assert "\n" not in str(caught.value)
+
+
+def test_ctrl_c_says_what_is_kept(reproduce, monkeypatch, capsys):
+    def interrupt(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiments.reproduce, "reproduce", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        reproduce()
+    assert capsys.readouterr().err == "interrupted: what is finished is kept, and the same command continues\n"
 
 
 GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top1\ncolumns: {Net: []}\nrows: {A: []}\n"

@@ -149,8 +149,11 @@ def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(comm
         assert re.search(rf"ratio={ratio} +│ +{top1[ratio]:.4g} ", printed)
     assert f"Records: {tmp_path / 'mini/records'}" in printed
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    with pytest.raises(SystemExit, match=r"a cell has no experiment=llm, which is a table: use experiments\.reproduce"):
-        command(main, "experiment=llm")
+    for override, message in (("seed=range(3,3)", "the sweep has no runs: "), ("ratio=1,2", ".*ratio=2.*: ratio is ")):
+        with pytest.raises(SystemExit, match=rf"^error: {message}"):
+            command(main, "-m", override)
+    with pytest.raises(SystemExit, match=r"a cell has no experiment, plan: use experiments\.reproduce, which"):
+        command(main, "experiment=llm", "plan=true")
 
 
 @pytest.mark.system

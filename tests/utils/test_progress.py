@@ -11,6 +11,7 @@ from facts.utils.progress import (
     progress_of,
     report,
     reporting_to,
+    silence,
     stage,
     stopwatch,
     timed,
@@ -36,7 +37,7 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
             if number in (0, 6):
                 found = {0: "counting: 0 of 8, 0:00:00 so far", 6: "counting: 6 of 8, 0:00:00 left"}[number]
                 assert lines() == {found}
-        with progress_of("work") as show:
+        with progress_of("work") as show, silence():
             show(3, None, "loss 2")
             assert lines() == {"work: 3, loss 2, 0:00:00 so far"}
     assert lines() == set() and capsys.readouterr().err == ""
