@@ -34,7 +34,7 @@ def reproduce(command, monkeypatch):
     [
         ('+experiment.rows.Mine=["estimator=fact"]', r"sens.+, Mine, .+: estimator/fact is not one of asvd, .*facts"),
         ('+experiment.rows.Mine=["ratios=1"]', r"sens.+, Mine, .+: Error merging override ratios=1: Key 'ratios'"),
-        ("experiment.figure=stairs", "no figure is called stairs; there are ablation, .*forms"),
+        ("experiment.figure=stairs", "no figure is called stairs; there are ablation, .*steps"),
         ("experiment=[]", "experiment= names nothing: name a table"),
         ("workers=0", "workers must be at least 1, or null for one per processor, got 0"),
     ],
