@@ -48,15 +48,9 @@ class Tied(nn.Sequential):
         self[3].weight = self[2].weight
 
 
-class Two(nn.Module):
-    """Gives two outputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = make_model(torch.float32)
-
+class Two(nn.Sequential):
     def forward(self, x):
-        return self.network(x), x
+        return super().forward(x), x
 
 
 def of_first(outputs, labels):
@@ -127,7 +121,7 @@ ATTACKS = {
     "nothing to recover from": (lambda: facts.recover(compress(ratio=1), None), "got CompressionResult and NoneType"),
     "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "a result of facts.compress.* EveryShape"),
     "two outputs": (
-        lambda: facts.prepare(Two(), BATCHES, loss=of_first, output_error=kl_divergence),
+        lambda: facts.prepare(Two(make_model(torch.float32)), BATCHES, loss=of_first, output_error=kl_divergence),
         "kl_divergence cannot compare the outputs of Two, tuple .*: give facts.prepare\\(..., output_error=",
     ),
     "a mean over samples": (lambda: compress(loss=F.cross_entropy), 'the loss must be a sum.* Give reduction="sum"'),

@@ -177,8 +177,7 @@ def test_influence_is_the_angle_between_a_token_before_and_after_a_block(problem
     tokens, model = [], problem.model
     for block in model.blocks:
         block.register_forward_hook(lambda _, inputs, outputs: tokens.append((inputs[0], outputs)))
-    with torch.no_grad():
-        model(images_of(problem))
+    model(images_of(problem))
     expected = [1 - (F.normalize(a, dim=-1) * F.normalize(b, dim=-1)).sum(dim=-1).mean().item() for a, b in tokens]
     assert list(block_influence(problem).values()) == pytest.approx(expected)
 

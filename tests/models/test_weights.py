@@ -40,8 +40,7 @@ def as_published(tensors):
 
 
 def assert_loaded(model, tensors):
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, tensors[name], rtol=0, atol=0)
+    assert all(tensor.equal(tensors[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize(("variant", "size"), [("B", 390_807_536), ("L", 911_925_488)])

@@ -16,7 +16,7 @@ from facts.pruning import DISP, PRUNERS, Isomorphic, NViT, PruningProblem
 from facts.pruning.methods import nvit
 from facts.pruning.methods.disp_llm import gate_widths, gated, indexed, remaining_weights, target_share
 from facts.pruning.methods.nvit import NarrowAttention, importance, widths_of, without
-from tests.networks import image_batches
+from tests.networks import image_batches, same_weights
 
 
 def make_vit(model="deit_tiny_distilled_patch16_224", **arguments):
@@ -65,8 +65,7 @@ def test_the_original_is_untouched_and_the_result_runs(name):
     spent, dense = (count_cost(network, (3, 8, 8)).params for network in (pruned, model))
     assert spent == problem.spent(pruned)
     assert problem.ratio - GRANULARITY[name] < spent / dense <= problem.ratio
-    for (key, now), then in zip(model.state_dict().items(), before.state_dict().values(), strict=True):
-        assert now.equal(then), key
+    assert same_weights(model, before)
     assert all(parameter.grad is None for parameter in [*model.parameters(), *pruned.parameters()])
     assert all(parameter.requires_grad for parameter in pruned.parameters())
     images = next(iter(problem.batches))[0]
