@@ -117,8 +117,7 @@ class Calibration:
         params = count_params(compressed)
         if self.flops is None:
             return Cost(None, params)
-        shrinks = any(part.is_unit or part.shortens for part in self.parts.values())
-        if shrinks and self.example is not None:  # fewer hidden units or tokens also have fewer activations
+        if self.example is not None:  # a plan does not count activations, nor products with weights in functions
             return Cost(count_flops(compressed, self.example, "paper"), params)
         saved = sum(
             self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items()

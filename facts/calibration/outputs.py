@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -15,7 +16,7 @@ from facts.calibration.data import Batch
 from facts.cost.probe import Probe
 from facts.cost.timing import HALF
 from facts.modules.linear_calls import stand_in
-from facts.modules.networks import autocast, evaluating, is_encoder, is_transformers, run
+from facts.modules.networks import autocast, evaluating, is_encoder, is_transformers, run, type_of
 from facts.moments.losses import (
     NOTHING,
     Loss,
@@ -69,8 +70,7 @@ def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
 def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
     """Choose the distance between outputs as `facts.prepare` does without a loss, from the first of some batches."""
     inputs, targets = first_of(batches) or (None, None)
-    dtype = next(model.parameters()).dtype
-    precision = dtype if dtype in HALF else torch.float32
+    precision = own if (own := type_of(model)) in HALF else torch.float32
     probe = Probe.of(model, inputs, precision=precision)
     has_labels = targets is not None and not is_encoder(model)  # labels say nothing about features
     kind = "classes" if has_labels else output_kind(model, probe)
@@ -102,13 +102,18 @@ def refuse_unfit_network(model: nn.Module) -> None:
     """Raises `ValueError` for anything but a network with floating-point weights that can have gradients."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError(f"{type(model).__name__} is TorchScript: give the network that it was traced or scripted from")
+    scripted = [each for each in model.modules() if isinstance(each, torch.jit.ScriptModule)]
+    if scripted:
+        raise ValueError(
+            f"{type(scripted[0]).__name__} is TorchScript: give the module that it was traced or scripted from"
+        )
     if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
         raise ValueError(
             "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
             "(torch.no_grad() is fine)"
         )
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has lazy layers without weights yet: run it once, on one batch")
     if any(parameter.is_mps for parameter in model.parameters()):
         raise ValueError("an Apple GPU (MPS) cannot compute in float64, which decides ranks: use the CPU, model.cpu()")
     for name, parameter in model.named_parameters():
@@ -134,7 +139,7 @@ def refuse_unfit_functions(
     """
     with torch.no_grad():
         try:
-            float(output_error(outputs, outputs))
+            itself = float(output_error(outputs, outputs))
         except Exception as error:  # from anybody's code, on any input
             first = first_line(error)
             raise ValueError(
@@ -142,6 +147,11 @@ def refuse_unfit_functions(
                 f"{type(model).__name__}, {described(outputs)} ({first}): give facts.prepare(..., output_error=), a "
                 "function of the original's and the changed outputs, summed over samples"
             ) from error
+        if not math.isfinite(itself):
+            raise ValueError(
+                f"the outputs of {type(model).__name__} for the first sample have an error of {itself} from "
+                "themselves: check that they are finite, or give facts.prepare(..., output_error=)"
+            )
         if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
             target = to_device(targets[:1], outputs.device)
             once, twice = (loss(torch.cat([outputs] * n), torch.cat([target] * n)).item() for n in (1, 2))

@@ -28,7 +28,7 @@ from facts.models.from_transformers import (
     read_processors,
 )
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
-from facts.modules.networks import is_encoder, noise, reads_tokens, run
+from facts.modules.networks import is_encoder, noise, reads_tokens, run, type_of
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST, Metrics
@@ -70,7 +70,7 @@ def load(
 def load_result(folder: Path | str, architecture: str | None = None) -> tuple[CompressionResult, torch.dtype]:
     """Load a folder that `facts compress` wrote, to compute in float32, and the type of its weights."""
     result = load_compressed(folder, architecture=architecture)
-    dtype = next(each.dtype for each in result.model.parameters() if each.is_floating_point())
+    dtype = type_of(result.model)
     result.model.float()
     method = replace(result.summary.method, seconds={})  # those are another command's
     return replace(result, summary=replace(result.summary, method=method)), dtype

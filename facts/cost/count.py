@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.networks import hooked, reads_tokens, run, tensors_of
+from facts.modules.networks import hooked, reads_tokens, run, tensors_of, type_of
 from facts.modules.tokens import Merge
 
 Rule = Literal["paper", "full"]
@@ -26,7 +26,11 @@ COST_NAMES = get_args(CostName)
 STEMS = ("stem", "patch_embed")
 LAYER_NORM_OPS, RMS_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 4, 1  # operations per element
 SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
-FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}  # their arguments
+FACTORS: dict[str, tuple[int, ...]] = {  # their arguments
+    **dict.fromkeys(("mm", "bmm", "convolution", "mv"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm"), (1, 2)),
+    "_trilinear": (0, 1, 2),  # of nn.Bilinear: two inputs and a weight
+}
 
 
 @dataclass(frozen=True)
@@ -131,11 +135,17 @@ class _Functions(TorchDispatchMode):
         if factors := FACTORS.get(func.overloadpacket.__name__):
             is_1d = func.overloadpacket.__name__ == "convolution" and args[0].ndim == 3
             if not is_1d and sum(id(args[each]) in self.weights for each in factors) == 1:
-                self.counts.append(flop_registry[func.overloadpacket](*args, **kwargs or {}, out_val=output))
+                count = flop_registry.get(func.overloadpacket, _count_without_formula)
+                self.counts.append(count(*args, **kwargs or {}, out_val=output))
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if tensors and all(id(each) in self.weights for each in tensors):
             self.weights |= {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
         return output
+
+
+def _count_without_formula(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
+    """FLOPs of a matrix times a vector, or of `[N, D]` times a weight `[D_out, D, E]` times `[N, E]`."""
+    return 2 * (first.numel() if second.ndim == 1 else len(first) * second.numel())
 
 
 def whole_forward(network: nn.Module) -> Callable[[Any], Any]:
@@ -146,10 +156,7 @@ def whole_forward(network: nn.Module) -> Callable[[Any], Any]:
 def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     """Make a tensor without values for one image `[C, H, W]`, or of any shape with its batch axis, such as `[N, T]`."""
     shape = (1, *input_shape) if len(input_shape) == 3 else tuple(input_shape)
-    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
-    if reads_tokens(model):
-        dtype = torch.int64
-    return torch.empty(shape, dtype=dtype, device="meta")
+    return torch.empty(shape, dtype=torch.int64 if reads_tokens(model) else type_of(model), device="meta")
 
 
 def count_params(model: nn.Module) -> int:
@@ -163,7 +170,7 @@ def _product(module: nn.Module) -> Callable[..., int] | None:
         case LowRankLayer():
             return lambda m, _, out: 2 * out.numel() // m.out_features * m.num_weights
         case nn.Linear():
-            return lambda m, _, out: 2 * out.numel() * m.in_features
+            return lambda m, _, out: 2 * out.numel() * m.weight.shape[1]
         case nn.Conv2d():
             return lambda m, _, out: 2 * out.numel() * m.weight[0].numel()
         case nn.ConvTranspose2d():

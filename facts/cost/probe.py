@@ -43,8 +43,8 @@ class Probe:
     whose inputs do not have samples along their first axis. Those `by_token` get the first token of all samples first,
     `[T, N, d]` or `[T·N, d]`. `mixes` says that others get rows of several samples in turns, as of tokens sorted by
     expert: only batches of one sample tell them apart. `flops` counts the whole network by the paper's rule; None if it
-    does not run on the meta device. `outputs` are those of the sample, `calls` the arguments of the first call of each
-    module that holds others; without real inputs there are none.
+    does not run on the meta device. `outputs` are those of the `sample` in a `precision`, `calls` the arguments of the
+    first call of each module that holds others; without real inputs there are none.
     """
 
     rows: dict[str, int]
@@ -53,6 +53,8 @@ class Probe:
     by_token: frozenset[str] = frozenset()
     mixes: bool = False
     flops: int | None = None
+    sample: Any = None
+    precision: torch.dtype = torch.float32
     outputs: Any = None
     calls: dict[str, Call] = field(default_factory=dict)
     marks: dict[str, Tensor] = field(default_factory=dict)
@@ -70,8 +72,8 @@ class Probe:
         """Run the network on the first sample of a batch of `inputs`, and on `example`, a sample on the meta device.
 
         `further` batches are read if there are layers, such as experts, that the first sample does not reach. With
-        `marked`, `without_effect` can be asked. Raises `ValueError` if the network cannot read the inputs, or draws
-        random numbers.
+        `marked`, `without_effect` can be asked. Raises `ValueError` if the network cannot read the inputs or changes
+        them, or gives other outputs for the same ones.
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
@@ -107,6 +109,8 @@ class Probe:
 
     def without_effect(self, value: Tensor) -> list[str]:
         """Layers that do not affect a value computed from `outputs`, such as a pooler whose output is not used."""
+        if not value.requires_grad:  # as of a network that computes under torch.no_grad()
+            return list(self.marks)
         grads = torch.autograd.grad(value, list(self.marks.values()), allow_unused=True)
         return [name for name, grad in zip(self.marks, grads, strict=True) if grad is None]
 
@@ -116,7 +120,8 @@ def _of_sample(
 ) -> Probe:
     """Run the network on the first sample; on the whole batch if it cannot be divided."""
     device, is_divided = next(model.parameters()).device, has_row_per_sample(inputs)
-    sample = to_device(first_sample(inputs) if is_divided else inputs, device)
+    given = to_device(first_sample(inputs) if is_divided else inputs, device)
+    sample = tree_map_only(Tensor, torch.clone, given)
     calls: dict[str, Call] = {}
     marks = {name: torch.zeros((), device=device, requires_grad=True) for name in layers if marked}
 
@@ -137,17 +142,24 @@ def _of_sample(
                 "its samples along the first axis, images as [N, C, H, W] in the type of the weights; it is (inputs, "
                 "targets), or a mapping if the network takes inputs by name"
             ) from error
+        if not are_close(given, sample):
+            raise ValueError(
+                f"{type(model).__name__} changes its inputs in place, so that the data would differ from pass to pass: "
+                "let it change a clone of them"
+            )
         with torch.no_grad():
-            if not _are_close(seen.outputs, run(model, sample)):
+            if not are_close(seen.outputs, run(model, sample)):
                 raise ValueError(
-                    f"{type(model).__name__} draws random numbers in evaluation mode, so that its outputs cannot be "
-                    "compared with a changed network's: draw them in training mode only, or wrap it in a module that "
-                    "gives it the same ones in each call"
+                    f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
+                    "draws random numbers or remembers earlier calls, so that they cannot be compared with a changed "
+                    "network's: do so in training mode only, or wrap it in a module that makes all calls alike"
                 )
         reached = _rows_of(further, model, [name for name in layers if not seen.rows[name]], device)
+    marks = {name: mark for name, mark in marks.items() if seen.rows[name]}  # nothing is known of the others
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    return replace(seen, rows=rows | reached, flops=None, calls=calls, marks=marks)
+    found: dict[str, Any] = {"sample": sample, "precision": precision, "calls": calls, "marks": marks}
+    return replace(seen, rows=rows | reached, flops=None, **found)
 
 
 def _rows_of(batches: Iterable[Any], model: nn.Module, layers: list[str], device: torch.device) -> dict[str, int]:
@@ -162,11 +174,11 @@ def _rows_of(batches: Iterable[Any], model: nn.Module, layers: list[str], device
     return found
 
 
-def _are_close(one: Any, other: Any) -> bool:
-    """Whether outputs are equal but for rounding."""
+def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
+    """Whether outputs are equal but for rounding, in this share of the digits of their type."""
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
     return all(
-        a.shape == b.shape and not (a - b).norm() > torch.finfo(a.dtype).eps ** 0.5 * a.norm()
+        a.shape == b.shape and not (a - b).norm() > torch.finfo(a.dtype).eps ** digits * a.norm()
         for a, b in pairs
         if isinstance(a, Tensor) and a.is_floating_point()
     )
@@ -211,7 +223,7 @@ def _swaps(pair: tuple[Any, ...], by_token: bool) -> bool:
         return False
     axis, shape = (1, (-1, 2)) if by_token else (0, (2, -1))
     rows, swapped = (each.flatten(0, -2).unflatten(0, shape) for each in (one, other))
-    return _are_close(rows, swapped.flip(axis))
+    return are_close(rows, swapped.flip(axis))
 
 
 def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:

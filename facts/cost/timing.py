@@ -21,7 +21,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer
 
 from facts.modules.linear_calls import copy_with, stand_in
-from facts.modules.networks import autocast, evaluating, hooked, run
+from facts.modules.networks import autocast, evaluating, hooked, run, type_of
 from facts.utils import distributed
 from facts.utils.options import Positive, options
 from facts.utils.progress import with_progress
@@ -120,22 +120,20 @@ def batch_seconds(
         for network in networks.values():
             stack.enter_context(evaluating(network))
             stack.enter_context(torch.cuda.device_of(next(network.parameters())))  # the one that timers wait for
-        calls = {name: partial(_forward, net, _as_in(net, inputs), precision) for name, net in networks.items()}
-        return policy.times(calls)
+        return policy.times({name: _pass(net, inputs, precision) for name, net in networks.items()})
 
 
-def _as_in(network: nn.Module, inputs: Any) -> Any:
-    """Return the inputs, with floating-point tensors in the type of a network in half precision."""
-    own = next(network.parameters()).dtype
-    if own not in HALF:
-        return inputs
-    return tree_map_only(Tensor, lambda tensor: tensor.to(own) if tensor.is_floating_point() else tensor, inputs)
+def _pass(network: nn.Module, inputs: Any, precision: torch.dtype) -> Callable[[], None]:
+    """One forward pass; a network in half precision gets floating-point inputs in its type, and no autocast."""
+    if (own := type_of(network)) in HALF:
+        precision = torch.float32
+        inputs = tree_map_only(Tensor, lambda tensor: tensor.to(own) if tensor.is_floating_point() else tensor, inputs)
+    return partial(_forward, network, inputs, autocast(next(network.parameters()).device, precision))
 
 
 @torch.inference_mode()
-def _forward(network: nn.Module, inputs: Any, precision: torch.dtype) -> None:
-    first = next(network.parameters())
-    with autocast(first.device, torch.float32 if first.dtype in HALF else precision):
+def _forward(network: nn.Module, inputs: Any, casting: torch.autocast) -> None:
+    with casting:
         run(network, inputs)
 
 

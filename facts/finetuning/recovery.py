@@ -19,6 +19,7 @@ from facts.calibration.outputs import Distance, default_error, distance, refuse_
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with, unwrapped
+from facts.modules.networks import type_of
 from facts.moments.batch import at_least_float32
 from facts.moments.losses import OutputError
 from facts.result import CompressionResult, RecoverySummary
@@ -58,11 +59,11 @@ class Recovery(Steps):
 
     def finetuning(self, network: nn.Module) -> Finetuning:
         """Make the recipe of the steps for a network: distillation only."""
-        parameter = next(network.parameters())
-        chosen = fast_precision(parameter.device) if self.precision == "auto" else self.precision
+        device, own_type = next(network.parameters()).device, type_of(network)
+        chosen = fast_precision(device) if self.precision == "auto" else self.precision
         own = {field.name: getattr(self, field.name) for field in fields(Steps)}
         num_epochs = self.epochs or (MOST_EPOCHS if self.minutes else NUM_EPOCHS)
-        return Finetuning(**own | {"precision": HALVES.get(parameter.dtype, chosen)}, num_epochs=num_epochs, alpha=1.0)
+        return Finetuning(**own | {"precision": HALVES.get(own_type, chosen)}, num_epochs=num_epochs, alpha=1.0)
 
     def teach(
         self,
@@ -82,7 +83,7 @@ class Recovery(Steps):
         to_learn, others = data
         held_out = list(others)
         inputs = Inputs(to_learn, output_error, self.batch_size, self.held_back, self.views)
-        student, dtype = copy_with(network), next(network.parameters()).dtype
+        student, dtype = copy_with(network), type_of(network)
         precision = dtype if dtype in HALVES else torch.float32  # of the returned network
 
         def measured(model: nn.Module) -> Distance | None:

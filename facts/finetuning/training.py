@@ -109,7 +109,8 @@ class _Training:
             raise ValueError("the task has no complete batch to train on: lower its batch_size")
         self.steps_per_epoch = -(-self.num_batches // self.recipe.accumulate)
         self.most_steps = self.recipe.num_epochs * self.steps_per_epoch
-        self.student.requires_grad_(True)
+        for parameter in self.student.parameters():  # some may be indices
+            parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
         self.norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
         distributed.copy_from_main_rank(self.student.parameters())  # factors may differ by rounding
         self.state = State(self.student, self.recipe, self.most_steps)
@@ -225,7 +226,7 @@ class _Training:
         """Update the weights once, from the batches of all processes. Returns the mean loss."""
         state, recipe = self.state, self.recipe
         num_samples = sum(distributed.all_gather(sum(batch_size(inputs) for _, (inputs, _) in batches)))
-        parameters = list(self.student.parameters())
+        parameters = [parameter for parameter in self.student.parameters() if parameter.requires_grad]
         for parameter in parameters:  # zeros rather than None: a process may have no batch left
             parameter.grad = torch.zeros_like(parameter)
         total = torch.zeros((), dtype=torch.float64, device=self.device)

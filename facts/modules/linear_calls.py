@@ -1,6 +1,7 @@
 """Networks rewritten as calls to linear layers: PyTorch's own attention, 1x1 convolutions and GPT-2's layers."""
 
 import copy
+import copyreg
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard
@@ -8,6 +9,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -150,8 +152,14 @@ def copy_with(model: nn.Module, replaced: Mapping[Any, Any] | None = None) -> nn
     known |= {id(original): other for original, other in (replaced or {}).items()}
     tokenizer = getattr(model, "tokenizer", None)
     known[id(tokenizer)] = tokenizer
+    copies = dict(known)
     try:
-        return copy.deepcopy(model, dict(known))
+        copied = copy.deepcopy(model, copies)
+        for module in model.modules():  # PyTorch copies no slots
+            for name in copyreg._slotnames(type(module)):  # type: ignore[attr-defined]
+                if id(module) in copies and hasattr(module, name):
+                    setattr(copies[id(module)], name, copy.deepcopy(getattr(module, name), copies))
+        return copied
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # from anyone's attributes
@@ -186,7 +194,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     copies: dict[Any, Any] = {parameter: parameter for parameter in model.parameters()}
     for module in reversed(list(model.modules())):  # inner ones first, the network itself last
-        inner = getattr(module, "_orig_mod", module.module if isinstance(module, PARALLEL) else module)
+        inner = vars(module)["_modules"].get("_orig_mod", module.module if isinstance(module, PARALLEL) else module)
         if inner is not module or module is model:
             copies[module] = copy_with(inner, copies)
     for module in copies[model].modules():
@@ -200,6 +208,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
                 is_trained = any(given[name].requires_grad for name in given.keys() - module._parameters.keys())
                 for name in module._parameters.keys() - given.keys():
                     module._parameters[name].requires_grad_(is_trained)
+    for layer in copies[model].modules():
+        if isinstance(layer, nn.Linear) and not is_parametrized(layer):
+            layer.out_features, layer.in_features = layer.weight.shape  # another tool may have cut it
     return copies[model]
 
 

@@ -1,5 +1,6 @@
 """Networks: inputs and outputs, as images or as transformers expects them, and temporary modes."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -64,6 +65,14 @@ def is_encoder(model: nn.Module) -> bool:
     return getattr(model, "num_classes", None) == 0
 
 
+def type_of(model: nn.Module) -> torch.dtype:
+    """The floating-point type of most of a network's parameters; the first one may be an index or a scale."""
+    sizes = Counter[torch.dtype]()
+    for parameter in model.parameters():
+        sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
+    return max(sizes, key=sizes.__getitem__, default=torch.float32)
+
+
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters, saved buffers and, of what `get_extra_state` returns, tensors, by name; shared ones by all names."""
     return {name: each for name, each in model.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
@@ -95,7 +104,7 @@ def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Ten
     """Make a meaningless batch for timing: noise images, or tokens `[N, T]` that are all index 0."""
     if reads_tokens(model):
         return torch.zeros(shape, dtype=torch.int64, device=device)
-    return torch.randn(shape, dtype=next(model.parameters()).dtype, device=device)
+    return torch.randn(shape, dtype=type_of(model), device=device)
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:

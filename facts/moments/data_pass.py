@@ -107,6 +107,8 @@ class DataPass:
                     outputs = run(self.model, inputs)
                 total = loss(outputs, targets) if self.needs_grads else None
             del outputs  # logits of a language model take gigabytes
+            if total is not None and not total.requires_grad:
+                raise ValueError("the loss does not depend on any of the layers: the network detaches its outputs")
             if total is not None:
                 total.backward()
             with autocast(device, self.precision):
@@ -252,6 +254,11 @@ class Capture:
         """Forward hook of a layer."""
         self.ever_ran.add(name)
         inputs, block = args[0].detach(), self.running
+        if self.with_grads and not (block or torch.is_grad_enabled()):
+            raise ValueError(
+                f"layer {name} is called without gradients, as under torch.no_grad() or in a reentrant checkpoint: let "
+                "it have gradients, or leave it out of the layers"
+            )
         if self.with_grads and not output.requires_grad:  # the first layers: nothing before them needs a graph
             output = output.detach().requires_grad_().clone()
         if block and block.again:

@@ -289,13 +289,18 @@ squared_error = SquaredError()
 
 
 def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
-    """Find the floating-point tensors among outputs, or those with these names. Raises `ValueError` if none exist."""
+    """Find the floating-point tensors with samples among outputs, or those with these names.
+
+    Raises `ValueError` if none exist.
+    """
     if names:
         known = list(outputs) if isinstance(outputs, Mapping) else []
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"no output is called {', '.join(unknown)}: there are {', '.join(known) or 'no names'}")
         outputs = [outputs[name] for name in names]
-    found = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    found = [
+        leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.ndim and leaf.is_floating_point()
+    ]
     if not found:
-        raise ValueError(f"there is no tensor of real numbers in outputs that are {described(outputs)}")
+        raise ValueError(f"there is no tensor of real numbers, of samples, in outputs that are {described(outputs)}")
     return found

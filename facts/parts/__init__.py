@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import torch
 from torch import nn
 
-from facts.cost.probe import Probe
+from facts.cost.probe import Probe, are_close
 from facts.decomposition.truncation import Decomposition
 from facts.modules.forms import PLAIN, Form, Layout, Pivoted
 from facts.modules.linear_calls import (
@@ -13,10 +14,12 @@ from facts.modules.linear_calls import (
     copy_with,
     is_pointwise,
     replace_submodule,
+    stand_in,
     with_linear_layers,
 )
+from facts.modules.networks import autocast, evaluating, run
 from facts.parts.attention import Attention
-from facts.parts.base import Description, Found, Kind, Part, Plan, module_at
+from facts.parts.base import USED_ELSEWHERE, Description, Found, Kind, Part, Plan, module_at
 from facts.parts.hidden import Hidden
 from facts.parts.layers import Layers, Selection
 from facts.parts.tokens import TokensOfBlocks
@@ -50,19 +53,39 @@ def find(
                 candidates.append((owner, kind))
                 free.difference_update(names)
     found = [kind.find(model, owner, probe.calls.get(owner)) for owner, kind in reversed(candidates)]
+    if any(each.changes for each in found) and not _are_separate(model, found, probe):
+        found = [each if _are_separate(model, [each], probe) else each.left(USED_ELSEWHERE) for each in found]
+    reasons = {layer: reason for each in found for layer, reason in each.reasons.items()}
     parts = [part for each in found for part in each.parts]
     taken = {layer for part in parts for layer in part.layers}
     layers, rest = Layers(), () if chosen == "tokens" else selection.layers
     parts += [part for name in rest if name not in taken for part in layers.find(model, name, None).parts]
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     parts.sort(key=lambda part: place[(*part.layers, part.owner)[0]])
-    reasons = {layer: reason for each in found for layer, reason in each.reasons.items()}
     parts = [part.with_rows(selection.rows).in_form(form) for part in parts]
     parts = linked(model, parts, kinds, reasons)
     if chosen == "tokens" and not parts:
         why = next((f"{name}: {reason}" for name, reason in reasons.items()), "it has no list of blocks with attention")
         raise ValueError(f"no tokens of this {type(model).__name__} can be merged ({why}): choose other parts")
     return {part.name: part for part in parts}, reasons
+
+
+@torch.no_grad()
+def _are_separate(model: nn.Module, found: Iterable[Found], probe: Probe) -> bool:
+    """Whether the whole network computes the same after each of the two changes of all that was found."""
+    outputs = []
+    for side in (0, 1):
+        network = stand_in(model)
+        try:
+            for each in found:
+                for change in each.changes[side : side + 1]:
+                    change(network)
+            with evaluating(network), autocast(next(model.parameters()).device, probe.precision):
+                outputs.append(run(network, probe.sample))
+        except Exception:  # from anyone's code
+            return False
+    one, other = outputs
+    return are_close(one, other, digits=0.6)
 
 
 def linked(model: nn.Module, parts: list[Part], kinds: Iterable[Kind], reasons: dict[str, str]) -> list[Part]:

@@ -20,9 +20,20 @@ from facts.modules.heads import GroupedProduct, LeadingOfHeads, OutputCores, Pad
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter, trained_like
 from facts.moments.batch import LayerBatch
-from facts.parts.base import Found, Kind, Part, Problem, Unit, centred_inputs, computes_the_same, module_at, reason_left
+from facts.parts.base import (
+    Found,
+    Kind,
+    Part,
+    Problem,
+    Unit,
+    centred_inputs,
+    computes_the_same,
+    module_at,
+    reason_left,
+    within,
+)
 
-NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation or a norm"
+NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation, a norm or a fixed width"
 
 NEAR_SINGULAR = 1e-6  # of a Cholesky factor's diagonal: its square is far from float64's rounding
 NEWTON_STEPS = 10  # enough for condition numbers of 1e6 and more
@@ -315,10 +326,12 @@ class Attention(Kind):
         roles, paths = Roles.of(attention), self.layers_of(owner, attention)
         assert roles and paths
         for with_scores in [True] * (len(units) == 2) + [False] * (len(roles.inputs) == 3):
-            changes = (partial(change, roles, with_scores) for change in (_leave_out_half, _ignore_half))
+            changes = [partial(change, roles, with_scores) for change in (_leave_out_half, _ignore_half)]
             if computes_the_same(attention, call, *changes):
-                return Found(units) if with_scores else Found(units[-1:], dict.fromkeys(paths[:2], NO_PRODUCTS))
-        return Found(reasons=dict.fromkeys(paths, reason_left(attention, call, NO_PRODUCTS)))
+                others = {} if with_scores else dict.fromkeys(paths[:2], NO_PRODUCTS)
+                each = partial(_leave_out_half, roles, with_scores), partial(_empty_half, roles, with_scores)
+                return Found(units[-1 - with_scores :], others, tuple(within(owner, change) for change in each))
+        return Found(reasons=dict.fromkeys(paths, reason_left(attention, call, NO_PRODUCTS, *changes)))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         owner = name.rpartition(".")[0]
@@ -353,11 +366,16 @@ def _leave_out_half(roles: Roles, with_scores: bool, attention: nn.Module) -> No
 
 def _ignore_half(roles: Roles, with_scores: bool, attention: nn.Module) -> None:
     """Put zeros in place of every other feature, and call the cores."""
-    heads = Heads.of(attention, roles)
-    for name in FEATURES[with_scores]:
-        if (each := getattr(heads, name)) is not None:
-            each[:, 1::2] = 0  # a view of the module's weights
+    _empty_half(roles, with_scores, attention)
     call_cores(attention, with_scores)
+
+
+def _empty_half(roles: Roles, with_scores: bool, attention: nn.Module) -> None:
+    heads = Heads.of(attention, roles)
+    emptied = {name: each.clone() for name in FEATURES[with_scores] if (each := getattr(heads, name)) is not None}
+    for each in emptied.values():
+        each[:, 1::2] = 0
+    put_heads(attention, roles, replace(heads, **emptied))
 
 
 def call_cores(attention: nn.Module, with_scores: bool) -> None:

@@ -229,10 +229,19 @@ def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> 
 
 @dataclass(frozen=True)
 class Found:
-    """Parts of one module, and by layer the reason why others are in none."""
+    """Parts of one module, and by layer the reason why others are in none.
+
+    After each of two `changes`, the whole network computes the same unless other code of it sees what the module holds.
+    """
 
     parts: tuple[Part, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
+    changes: tuple["Change", ...] = ()
+
+    def left(self, reason: str) -> "Found":
+        """The same with no parts, for a reason."""
+        names = [name for part in self.parts for name in part.layers or (part.name,)]
+        return Found(reasons=self.reasons | dict.fromkeys(names, reason))
 
 
 class Kind(ABC):
@@ -264,21 +273,27 @@ class Kind(ABC):
 
 
 NOT_CALLED = "no unit: the module that holds it is not called, as if its code were copied or compiled elsewhere"
-HOOKED = "no unit: hooks, or a `forward` of its own, may change what it computes"
+HOOKED = "no unit: a hook, or a `forward` of its own, changes what it computes"
+USED_ELSEWHERE = "no unit: other code of the network reads or changes what this module computes"
 
 SAME = 1e-5  # relative error in float64 of code that rounds to float32 in between
 
 Change = Callable[[nn.Module], None]
 
 
+def within(owner: str, change: Change) -> Change:
+    """A change of a network that changes one of its modules."""
+    return lambda network: change(network.get_submodule(owner))
+
+
 @torch.no_grad()
-def computes_the_same(module: nn.Module, call: Call | None, first: Change, second: Change) -> bool:
-    """Whether a module gives the same outputs, in float64, for the arguments of a call after each of two changes."""
+def computes_the_same(module: nn.Module, call: Call | None, *changes: Change) -> bool:
+    """Whether a module gives the same outputs, in float64, for the arguments of a call after each of two `changes`."""
     if call is None:
         return False
     args, kwargs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
     outputs = []
-    for change in (first, second):
+    for change in changes:
         changed = copy_with(module).double().eval()
         try:
             change(changed)
@@ -290,13 +305,16 @@ def computes_the_same(module: nn.Module, call: Call | None, first: Change, secon
     return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
 
 
-def reason_left(module: nn.Module, call: Call | None, otherwise: str) -> str:
+def reason_left(module: nn.Module, call: Call | None, otherwise: str, *changes: Change) -> str:
     """Say why no unit was found: what hides it, if anything does, or else what the module computes."""
     if call is None:
         return NOT_CALLED
-    changes = ("_forward_hooks", "_forward_pre_hooks")
-    hooked = any(getattr(each, name) for each in module.modules() for name in changes)
-    return HOOKED if hooked or any("forward" in vars(each) for each in module.modules()) else otherwise
+    bare = copy_with(module)
+    for each in bare.modules():
+        vars(each).pop("forward", None)
+        for hooks in (each._forward_hooks, each._forward_pre_hooks):
+            hooks.clear()
+    return HOOKED if computes_the_same(bare, call, *changes) else otherwise
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module | None:

@@ -24,6 +24,7 @@ from facts.parts.base import (
     packed,
     reason_left,
     unpacked,
+    within,
 )
 
 MATRICES = 16  # [n, n] in float64, at most, that an elimination holds for each MLP
@@ -121,9 +122,10 @@ class Hidden(Kind):
         unit, mlp = self.at(model, owner), model.get_submodule(owner)
         roles = Roles.of(mlp)
         assert unit and roles
-        if computes_the_same(mlp, call, partial(_leave_out_half, roles), partial(_ignore_half, roles)):
-            return Found((unit,))
-        return Found(reasons=dict.fromkeys(unit.layers, reason_left(mlp, call, NOT_SEPARATE)))
+        changes = partial(_leave_out_half, roles), partial(_ignore_half, roles)
+        if computes_the_same(mlp, call, *changes):
+            return Found((unit,), changes=tuple(within(owner, change) for change in changes))
+        return Found(reasons=dict.fromkeys(unit.layers, reason_left(mlp, call, NOT_SEPARATE, *changes)))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         mlp = module_at(model, name)
@@ -144,7 +146,9 @@ def _leave_out_half(roles: Roles, mlp: nn.Module) -> None:
 
 
 def _ignore_half(roles: Roles, mlp: nn.Module) -> None:
-    mlp.get_submodule(roles.down).weight[:, 1::2] = 0
+    down = mlp.get_submodule(roles.down)
+    down.weight = own_parameter(down.weight)  # copies of the network share it
+    down.weight[:, 1::2] = 0
 
 
 def keep_hidden(mlp: nn.Module, roles: Roles, kept: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -23,8 +23,9 @@ EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
 MAKES_OUTPUTS = "it is the output layer"
 PARAMETRIZED = "its weight is parametrized; remove_parametrizations of torch.nn.utils.parametrize makes it a plain one"
-NEVER_USED = "it is never called: another module may read its weight"
-NOT_PER_SAMPLE = "its inputs do not have samples along their first axis"
+NEVER_USED = "it is never called on these data in evaluation mode; other code may read its weight"
+NOT_PER_SAMPLE = "its inputs do not have all samples of a batch along their first axis, and nothing else"
+NOT_REAL = "its weight is not of real numbers"
 NOT_REACHED = "the loss does not depend on it"
 NOT_NAMED = "not among the layers named"
 POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
@@ -254,6 +255,8 @@ def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
     """Say why replacing a layer would lose more than its weight, as far as a call with one vector shows, or None."""
     if is_parametrized(layer):
         return PARAMETRIZED
+    if not layer.weight.is_floating_point():
+        return NOT_REAL
     kind: type[nn.Module] = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
     of_class = type(layer).forward is not kind.forward
     hooked = layer._forward_hooks or layer._forward_pre_hooks

@@ -4,10 +4,10 @@ Legend: N samples, T tokens of a sample, p protected ones among them (class, dis
 front), D features, k directions of the metric.
 """
 
-import copy
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
+from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.tokens import (
     Changed,
@@ -245,8 +246,6 @@ class TokensOfBlocks(Kind):
             return Found()
         if tokens.ndim == 4 or len(tokens) != 1:
             return Found(reasons={name: PLACES if tokens.ndim == 4 else AXES})
-        if tokens.shape[1] < FEWEST:
-            return Found()
         count, size = tokens.shape[1:]
         protected = num_protected(model, owner, count) if self.protected is None else self.protected
         if (parent, type(block)) in self.unfit:
@@ -259,9 +258,10 @@ class TokensOfBlocks(Kind):
         directions = -(-size // SHARE_OF_DIRECTIONS)
         part = replace(_part(owner), tokens=count, protected=protected, size=size, num_directions=directions)
         inside = _inside(block, call, part)
-        if inside and _counts(block, call, inside):
-            return Found((inside,))
-        return Found((part,)) if _counts(block, call, part) else Found(reasons={name: COUNTS})
+        for each in (inside, part):
+            if each and _counts(block, call, each):  # and if all are left, the network is the same
+                return Found((each,), changes=(lambda network: None, partial(each.put, rank=count)))
+        return Found(reasons={name: COUNTS})
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         owner, _, last = name.rpartition(".")
@@ -364,7 +364,7 @@ def _run(block: nn.Module, call: Call, tokens: Tensor) -> Tensor:
 @torch.no_grad()
 def _checked(check: Callable[[nn.Module, Call, Tensor], bool], block: nn.Module, call: Call) -> bool | None:
     """Run a check in float64; None if the block cannot be run in that way."""
-    double = copy.deepcopy(block).double().eval()
+    double = copy_with(block).double().eval()
     call = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
     try:
         return bool(check(double, call, call[0][0]))

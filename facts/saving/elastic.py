@@ -19,7 +19,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
 from facts.modules.forms import FORMS
-from facts.modules.networks import without_autocast
+from facts.modules.networks import type_of, without_autocast
 from facts.parts import kinds_of, linked, part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS, Description
 from facts.result import CompressionResult, Costs, Method, Quality, Summary
@@ -178,7 +178,7 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
         found.append(part.with_rows(content.rows).in_form(form(precision)))
     parts = {part.name: part for part in linked(model, found, kinds_of(content.parts), {})}
     if content.input_shape is not None:
-        dtype = torch.int64 if content.reads_integers else next(model.parameters()).dtype
+        dtype = torch.int64 if content.reads_integers else type_of(model)
         example = torch.empty(content.input_shape, dtype=dtype, device="meta")
         if example.numel() > MOST_INPUTS:
             raise ValueError(f"a sample of the shape {content.input_shape} is too large")

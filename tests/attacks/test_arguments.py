@@ -48,9 +48,15 @@ class Tied(nn.Sequential):
         self[3].weight = self[2].weight
 
 
-class Two(nn.Sequential):
+class Wrapped(nn.Module):
+    """Runs a network in its own way."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.network, self.run = make_model(torch.float32), run
+
     def forward(self, x):
-        return super().forward(x), x
+        return self.run(self.network, x)
 
 
 def of_first(outputs, labels):
@@ -104,9 +110,25 @@ ATTACKS = {
         lambda: compress(timm.create_model("test_vit"), [torch.zeros(3, 160, 160)] * 4),
         r"VisionTransformer cannot read the first sample of float32 \[3, 160, 160\] .*: a batch has its samples along",
     ),
-    "a traced network": (
-        lambda: compress(torch.jit.ScriptModule()),
-        "ScriptModule is TorchScript: give the network that it was traced or scripted from",
+    "lazy layers": (
+        lambda: compress(nn.ParameterList([nn.UninitializedParameter()])),
+        "has lazy layers without weights yet: run it",
+    ),
+    "a traced module": (
+        lambda: compress(nn.Sequential(torch.jit.ScriptModule())),
+        "ScriptModule is TorchScript: give the module that it was traced or scripted from",
+    ),
+    "a network without gradients": (
+        lambda: compress(Wrapped(torch.no_grad()(lambda network, x: network(x)))),
+        "layer .* is called without gradients",
+    ),
+    "outputs without gradients": (
+        lambda: compress(Wrapped(lambda network, x: network(x).detach())),
+        "the network detaches its outputs",
+    ),
+    "outputs that are not finite": (
+        lambda: compress(Wrapped(lambda network, x: network(x) - torch.inf)),
+        "have an error of nan from themselves: check that they are finite",
     ),
     "two layers of one weight": (
         lambda: compress(Tied(), layers=["1", "2", "3"], budget=facts.Budget(params=2500)),
@@ -121,8 +143,10 @@ ATTACKS = {
     "nothing to recover from": (lambda: facts.recover(compress(ratio=1), None), "got CompressionResult and NoneType"),
     "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "a result of facts.compress.* EveryShape"),
     "two outputs": (
-        lambda: facts.prepare(Two(make_model(torch.float32)), BATCHES, loss=of_first, output_error=kl_divergence),
-        "kl_divergence cannot compare the outputs of Two, tuple .*: give facts.prepare\\(..., output_error=",
+        lambda: facts.prepare(
+            Wrapped(lambda network, x: (network(x), x)), BATCHES, loss=of_first, output_error=kl_divergence
+        ),
+        "kl_divergence cannot compare the outputs of Wrapped, tuple .*: give facts.prepare\\(..., output_error=",
     ),
     "a mean over samples": (lambda: compress(loss=F.cross_entropy), 'the loss must be a sum.* Give reduction="sum"'),
     "inference mode": (

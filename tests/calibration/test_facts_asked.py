@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
+from facts.cost.count import count_flops
 from facts.moments.losses import SampledLabels, kl_divergence, summed_binary_cross_entropy, summed_squared_error
+from facts.parts.base import USED_ELSEWHERE
 from tests.networks import make_vit
 
 QUICK = {"estimator": "kfac_reduce", "search": "uniform", "form": "plain", "ratio": 0.5}
@@ -56,6 +58,10 @@ class Noisy(Rows):
         return F.dropout(super().forward(x), 0.5)
 
 
+def summed_squares(outputs, targets):
+    return outputs.square().sum()
+
+
 def batches(*shape, size=8, num=3, labels=True):
     torch.manual_seed(1)
     found = [(torch.randn(size, *shape), torch.randint(4, (size,))) for _ in range(num)]
@@ -90,7 +96,7 @@ def test_rows_that_are_sorted_are_told_apart_one_by_one(caplog):
 
 
 @pytest.mark.parametrize("size", [1, 8])
-@pytest.mark.parametrize(("settings", "num"), [(QUICK, 6), (UNITS, 3)])
+@pytest.mark.parametrize(("settings", "num"), [(QUICK, 6), (UNITS, 3), (QUICK | {"loss": summed_squares}, 6)])
 def test_experts_that_the_data_reach_are_compressed(size, settings, num):
     data = torch.randn(48, 12)
     data[:, 0] = torch.arange(48) // 8 % 3 + 0.5
@@ -99,9 +105,77 @@ def test_experts_that_the_data_reach_are_compressed(size, settings, num):
     assert len([name for name in result.plan if name.startswith("experts")]) == num, result.skipped
 
 
-def test_a_network_that_draws_random_numbers_is_refused():
-    with pytest.raises(ValueError, match=r"Noisy draws random numbers in evaluation mode, .*: draw them in training"):
-        facts.compress(Noisy(False), batches(4, 12), **QUICK)
+class Using(nn.Module):
+    """A ViT that uses what its blocks hold."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.net, self.use = make_vit(depth=2, dtype=torch.float32), use
+
+    def forward(self, images):
+        x = self.net._pos_embed(self.net.patch_embed(images))
+        for block in self.net.blocks:
+            x = self.use(block, block(x))
+        return self.net.forward_head(self.net.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("use", "lost"),
+    [
+        (lambda block, x: x + 1, set()),
+        (lambda block, x: x + x.flip(-1) * block.mlp.fc1(x).sum(-1, keepdim=True), {"mlp"}),
+        (lambda block, x: x + x.flip(-1) * block.mlp.fc1.weight.norm(), {"mlp"}),
+        (lambda block, x: x + x.flip(-1) * block.attn.qkv(x).sum(-1, keepdim=True), {"attn.scores", "attn.outputs"}),
+        (lambda block, x: x.mul_(0.5), {"tokens"}),  # the next block would get the merged tokens of before
+    ],
+)
+def test_what_other_code_sees_or_changes_is_no_unit(use, lost):
+    prepared = facts.prepare(Using(use), batches(3, 16, 16), parts=("units", "tokens"))
+    units = {"mlp", "attn.scores", "attn.outputs", "tokens"}
+    assert {name for name in units if f"net.blocks.0.{name}" in prepared.parts} == units - lost
+    assert (USED_ELSEWHERE in prepared.skipped.values()) == bool(lost)
+
+
+class First(nn.Module):
+    """The first parameter says nothing about the others; a layer's sizes are those before it was cut."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = nn.Parameter(first, requires_grad=False)
+        self.rows = Rows(False)
+        self.rows.first.in_features = self.rows.second.out_features = 99
+
+    def forward(self, x):
+        return self.rows(x + self.first.float().mean())
+
+
+@pytest.mark.parametrize(
+    "first", [torch.arange(3), torch.ones(3, dtype=torch.float16), torch.ones(1, dtype=torch.bfloat16)]
+)
+def test_types_and_sizes_are_those_of_most_weights(first):
+    result = facts.compress(First(first), data := batches(4, 12), **QUICK)
+    assert result.summary.before.flops == 2 * 4 * (2 * 12 * 12) + 2 * 12 * 12
+    assert facts.recover(result, data, epochs=1).model(torch.randn(2, 4, 12)).isfinite().all()
+    assert count_flops(First(first), torch.empty(1, 4, 12, device="meta"), "paper") == result.summary.before.flops
+
+
+class Halving(Rows):
+    def forward(self, x):
+        return super().forward(x.mul_(0.5))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Noisy, "Noisy gives other outputs for the same inputs in evaluation mode, .*: do so in training mode only"),
+        (Halving, "Halving changes its inputs in place, .*: let it change a clone of them"),
+    ],
+)
+def test_a_network_whose_calls_differ_is_refused(model, reason):
+    data, given = batches(4, 12), batches(4, 12)
+    with pytest.raises(ValueError, match=reason):
+        facts.compress(model(False), data, **QUICK)
+    assert all(x.equal(before) for (x, _), (before, _) in zip(data, given, strict=True))
 
 
 def test_labels_that_do_not_count(caplog):

@@ -102,13 +102,16 @@ def assert_same_state(model, before):
 class Keeping(Rows):
     """Keeps its outputs and counts its calls."""
 
+    __slots__ = ("factor",)
+
     def __init__(self, flat=True):
         super().__init__(False, flat)
+        self.factor = 2.0
         self.register_buffer("num_calls", torch.zeros(()))
         self.shapes = []
 
     def forward(self, x):
-        self.last, self.found = super().forward(x), {"mask": x.new_ones(len(x))}
+        self.last, self.found = self.factor * super().forward(x), {"mask": x.new_ones(len(x))}
         self.num_calls += 1
         self.shapes.append(x.shape)
         return self.last + 0 * self.found["mask"][:, None]

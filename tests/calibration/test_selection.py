@@ -10,7 +10,7 @@ from torch import nn
 
 import facts
 from facts.parts.attention import OutputUnit, ScoreUnit
-from facts.parts.layers import LayerPart, reasons_to_skip, select_layers
+from facts.parts.layers import NEVER_USED, NOT_PER_SAMPLE, LayerPart, reasons_to_skip, select_layers
 from tests.networks import UNIFORM
 
 
@@ -68,9 +68,9 @@ class TestReasons:
         assert result.skipped == {
             "normaliser": "its name holds `norm`",
             "small": "it has fewer than 10 outputs",
-            "idle": "it is never called: another module may read its weight",
-            "read": "it is never called: another module may read its weight",
-            "of_a_table": "its inputs do not have samples along their first axis",
+            "idle": NEVER_USED,
+            "read": NEVER_USED,
+            "of_a_table": NOT_PER_SAMPLE,
             "own": "it is a Doubling, which has its own way of computing",
             "tied": "it shares its weight with second",
             "second": "it shares its weight with tied",
