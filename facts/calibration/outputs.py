@@ -107,13 +107,13 @@ def refuse_unfit_network(model: nn.Module) -> None:
         raise ValueError(
             f"{type(scripted[0]).__name__} is TorchScript: give the module that it was traced or scripted from"
         )
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has lazy layers without weights yet: run it once, on one batch")
     if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
         raise ValueError(
             "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
             "(torch.no_grad() is fine)"
         )
-    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has lazy layers without weights yet: run it once, on one batch")
     if any(parameter.is_mps for parameter in model.parameters()):
         raise ValueError("an Apple GPU (MPS) cannot compute in float64, which decides ranks: use the CPU, model.cpu()")
     for name, parameter in model.named_parameters():
