@@ -20,18 +20,7 @@ from facts.modules.heads import GroupedProduct, LeadingOfHeads, OutputCores, Pad
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter, trained_like
 from facts.moments.batch import LayerBatch
-from facts.parts.base import (
-    Found,
-    Kind,
-    Part,
-    Problem,
-    Unit,
-    centred_inputs,
-    computes_the_same,
-    module_at,
-    reason_left,
-    within,
-)
+from facts.parts.base import Found, Kind, Part, Problem, Unit, centred_inputs, computes_the_same, module_at, reason_left
 
 NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation, a norm or a fixed width"
 
@@ -330,7 +319,7 @@ class Attention(Kind):
             if computes_the_same(attention, call, *changes):
                 others = {} if with_scores else dict.fromkeys(paths[:2], NO_PRODUCTS)
                 each = partial(_leave_out_half, roles, with_scores), partial(_empty_half, roles, with_scores)
-                return Found(units[-1 - with_scores :], others, tuple(within(owner, change) for change in each))
+                return Found.within(owner, units[-1 - with_scores :], each, others)
         return Found(reasons=dict.fromkeys(paths, reason_left(attention, call, NO_PRODUCTS, *changes)))
 
     def at(self, model: nn.Module, name: str) -> Part | None:

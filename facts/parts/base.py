@@ -5,9 +5,10 @@ Finding, linear layers, decomposition, errors, cost, and `put`, the only way to 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -238,6 +239,13 @@ class Found:
     reasons: dict[str, str] = field(default_factory=dict)
     changes: tuple["Change", ...] = ()
 
+    @classmethod
+    def within(
+        cls, owner: str, parts: tuple[Part, ...], changes: Iterable["Change"], reasons: dict[str, str]
+    ) -> "Found":
+        """Parts of the module `owner`, and changes of it."""
+        return cls(parts, reasons, tuple(partial(_change_within, owner, change) for change in changes))
+
     def left(self, reason: str) -> "Found":
         """The same with no parts, for a reason."""
         names = [name for part in self.parts for name in part.layers or (part.name,)]
@@ -281,9 +289,8 @@ SAME = 1e-5  # relative error in float64 of code that rounds to float32 in betwe
 Change = Callable[[nn.Module], None]
 
 
-def within(owner: str, change: Change) -> Change:
-    """A change of a network that changes one of its modules."""
-    return lambda network: change(network.get_submodule(owner))
+def _change_within(owner: str, change: Change, network: nn.Module) -> None:
+    change(network.get_submodule(owner))
 
 
 @torch.no_grad()

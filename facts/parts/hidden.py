@@ -24,7 +24,6 @@ from facts.parts.base import (
     packed,
     reason_left,
     unpacked,
-    within,
 )
 
 MATRICES = 16  # [n, n] in float64, at most, that an elimination holds for each MLP
@@ -124,7 +123,7 @@ class Hidden(Kind):
         assert unit and roles
         changes = partial(_leave_out_half, roles), partial(_ignore_half, roles)
         if computes_the_same(mlp, call, *changes):
-            return Found((unit,), changes=tuple(within(owner, change) for change in changes))
+            return Found.within(owner, (unit,), changes, {})
         return Found(reasons=dict.fromkeys(unit.layers, reason_left(mlp, call, NOT_SEPARATE, *changes)))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
