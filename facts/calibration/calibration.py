@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from facts.calibration.data import Batch, OneByOne, read
 from facts.cost.count import Cost, count_flops, count_params
-from facts.cost.probe import Probe
+from facts.cost.probe import refuse_unreadable
 from facts.cost.timing import DEFAULT_TIMING, LatencyTable, TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, KroneckerFactors, WeightedInputEstimator, see_data
@@ -171,8 +171,8 @@ class Calibration:
 
         Raises `ValueError` if there are none, or the network cannot read them.
         """
-        batches, (inputs, _) = read(data, self.model, purpose)
-        Probe.of(self.model, inputs, precision=self.execution.precision)
+        batches, _ = read(data, self.model, purpose)
+        refuse_unreadable(self.model, batches, self.execution.precision)
         return OneByOne(batches) if isinstance(self.data, OneByOne) else batches
 
     def in_form(self, form: Form) -> "Calibration":

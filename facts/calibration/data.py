@@ -2,11 +2,12 @@
 
 import logging
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, count, islice
 from operator import length_hint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,11 +97,15 @@ def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] 
     """
     if data is None or isinstance(data, Batches):
         return data
-    if isinstance(data, Tensor | np.ndarray):
-        data = list(torch.as_tensor(data).split(BATCH_SIZE))
-    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+    if isinstance(data, Mapping | str | Path) or not (isinstance(data, Iterable) or hasattr(data, "__getitem__")):
+        raise ValueError(f"the data must be a loader or a list of batches, got a {type(data).__name__}")
+    if isinstance(data, np.ndarray):
+        data = _as_tensor(data)
+    if isinstance(data, Tensor):
+        data = list(data.split(BATCH_SIZE))
+    elif isinstance(data, Dataset) and isinstance(data, Sized) and not isinstance(data, IterableDataset):
         data = _loader(data, model)
-    if _can_be_read_once(data):
+    if isinstance(data, tuple) or _can_be_read_once(data):
         data = list(data)
     return Batches(data, model)
 
@@ -133,7 +138,7 @@ def _can_be_read_once(data: Iterable[Any]) -> bool:
 def _as_pair(batch: Any, model: nn.Module) -> Batch:
     """Convert one batch, and its arrays to tensors. Raises `ValueError` for other forms, samples and padded texts."""
     batch = tree_map_only(UserDict, dict, batch)  # what processors and tokenizers of transformers return
-    batch = tree_map_only(np.ndarray, torch.from_numpy, batch)
+    batch = tree_map_only(np.ndarray, _as_tensor, batch)
     if isinstance(batch, list | tuple) and len(batch) == 2:
         if continues_text(model):
             _refuse_what_does_not_follow(*batch)
@@ -158,9 +163,14 @@ def _as_pair(batch: Any, model: nn.Module) -> Batch:
     if isinstance(batch, Tensor):
         return batch, next_tokens(batch) if continues_text(model) else None
     raise ValueError(
-        f"a batch of calibration data must be (inputs, targets), a mapping of inputs by name with `labels`, or inputs "
+        f"a batch of the data must be (inputs, targets), a mapping of inputs by name with `labels`, or inputs "
         f"alone, got a {type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, list | tuple) else ''}"
     )
+
+
+def _as_tensor(array: np.ndarray) -> Tensor | np.ndarray:
+    """Convert numbers to a tensor that shares their memory, unless it is read-only; return texts as given."""
+    return torch.from_numpy(np.require(array, requirements="W")) if array.dtype.kind in "biufc" else array
 
 
 def _refuse_what_does_not_follow(tokens: Any, targets: Any) -> None:
@@ -281,11 +291,6 @@ def read(data: Iterable[Any], model: nn.Module, purpose: str = "calibration") ->
     if batches is None or first is None:
         raise ValueError(f"the {purpose} data is empty: it must yield at least one (inputs, targets) batch")
     return batches, first
-
-
-def division(data: Iterable[Any], model: nn.Module) -> tuple[Iterable[Batch], Iterable[Batch]]:
-    """Divide the data of a network as `divide` does. Raises `ValueError` if there are none."""
-    return divide(*read(data, model))
 
 
 def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Iterable[Batch]]:

@@ -34,7 +34,7 @@ from facts.moments.losses import (
     summed_squared_error,
     tensors_of,
 )
-from facts.utils.batches import batch_size, described, first_of, in_parts, to_device
+from facts.utils.batches import batch_size, described, first_of, in_parts, reading, to_device
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def refuse_ignored_labels(batches: Iterable[Batch], outputs: Any) -> None:
     """
     counted, num_samples, is_list = 0, 0, isinstance(getattr(batches, "data", None), list)
     for inputs, targets in batches:
-        if not isinstance(targets, Tensor) or targets.is_floating_point():
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or not targets.ndim:
             return
         if len(targets) != batch_size(inputs):
             raise ValueError(f"a batch of {batch_size(inputs)} samples has {len(targets)} labels: give one for each")
@@ -248,9 +248,10 @@ def distance(
         parts = (part for inputs, _ in batches for part, _ in in_parts((inputs, None), num_parts))
         for number, part in enumerate(parts):
             part = to_device(part, device)
-            if originals is not None and number == len(originals):
-                originals.append(run(original, part))
-            expected = run(original, part) if originals is None else originals[number]
+            with reading(original, part):
+                if originals is not None and number == len(originals):
+                    originals.append(run(original, part))
+                expected = run(original, part) if originals is None else originals[number]
             found = run(changed, part)
             refuse_not_finite(expected, found)
             samples = list(_by_sample((expected, found), batch_size(part)))

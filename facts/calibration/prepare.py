@@ -20,7 +20,7 @@ from facts.calibration.outputs import (
     refuse_unfit_network,
 )
 from facts.cost.count import meta_input
-from facts.cost.probe import Probe
+from facts.cost.probe import Probe, refuse_unreadable
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, is_encoder, noise
@@ -36,7 +36,7 @@ from facts.moments.losses import (
 )
 from facts.parts import Part, find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
-from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
+from facts.utils.batches import first_sample, has_row_per_sample, to_device
 from facts.utils.cache import name_of
 from facts.utils.progress import stage
 
@@ -152,13 +152,13 @@ def _divided(
 ) -> tuple[Iterable[Batch] | None, Iterable[Batch]]:
     """The samples to work with and those held out, a part of the given ones unless there are others.
 
-    Raises `ValueError` for held-out data that the network cannot read.
+    Raises `ValueError` for data that the network cannot read.
     """
     compared = as_batches(held_out, model)
+    for data in (given, compared):
+        refuse_unreadable(model, data or (), precision)
     if compared is None:
         return (None, ()) if given is None else divide(given, first)
-    if unseen := first_of(compared):
-        Probe.of(model, unseen[0], precision=precision)
     return given, compared
 
 

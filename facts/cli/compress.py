@@ -36,7 +36,7 @@ def compress(
     fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     recover: Annotated[
         float | None,
-        option(METHOD, "Let the original teach the result for this long, without labels.", metavar="MINUTES", min=0.01),
+        option(METHOD, "Let the original teach the result for this long, without labels.", **options.MINUTES),
     ] = None,
     convolutions: options.Convolutions = None,
     elastic: Annotated[
@@ -282,7 +282,7 @@ def cut(
 def recover(
     folder: options.Folder,
     data: options.Images,
-    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train.")],
+    minutes: Annotated[float, typer.Option(help="How long to train.", **options.MINUTES)],
     out: options.Out,
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help="The original's weights; default: the published ones.")

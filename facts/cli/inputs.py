@@ -40,7 +40,7 @@ from facts.utils.hub import REPOSITORY
 from facts.utils.options import first_line
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
-    TIMM: (TimmModel, timm.models.is_model, timm.list_models),
+    TIMM: (TimmModel, lambda tag: tag in timm.list_models() or timm.models.is_model_pretrained(tag), timm.list_models),
     TORCHVISION: (TorchvisionModel, lambda tag: tag in classifiers(), classifiers),
 }
 log = logging.getLogger(__name__)
@@ -152,8 +152,12 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
             tag = name.removeprefix(prefix)
             if not is_known(tag):
                 begun = tag.partition(".")[0]
-                near = [each for each in names() if each.startswith(begun)][:3] or get_close_matches(begun, names())
-                meant = f"is it {' or '.join(near)}?" if near else "`facts list models` lists them"
+                near = [each for each in names() if each.startswith(begun or "?")] or get_close_matches(begun, names())
+                meant = (
+                    f"is it {' or '.join(prefix + each for each in near[:3])}?"
+                    if near
+                    else "`facts list models` lists them"
+                )
                 raise ValueError(f"there is no network {name!r}: {meant}")
             if num_classes == 0 and recipe is not TimmModel:
                 raise ValueError(f"--num-classes 0, no classifier, is for networks of timm, not for {name}")
@@ -291,7 +295,7 @@ def no_labels(images: ImageFolder, model: nn.Module) -> str | None:
     if is_encoder(model) or images.labels(model) is not None:
         return None
     if not images.classes:
-        return f"{images.root} has no class folders"
+        return f"{images.root} has no class folders, and no column of ClassLabel"
     return f"the {len(images.classes)} classes at {images.root} are not the network's {num_classes(model)} classes"
 
 

@@ -12,6 +12,7 @@ from facts.utils.options import describe_methods
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128
+MINUTES: dict[str, Any] = {"metavar": "MINUTES", "min": 0.01, "max": 1e5}  # infinity is none
 ESTIMATORS, SEARCHES = (
     {name: method.summary for name, method in describe_methods(f"facts.{kind}.methods").items()}
     for kind in ("estimators", "search")
@@ -72,7 +73,7 @@ def fraction_of(value: str) -> float:
     try:
         return float(value)
     except ValueError as error:
-        share = value.strip().removesuffix("%")
+        share = value.strip().removesuffix("%").strip()
         instead = f"{float(share) / 100:g} for {value}" if share.replace(".", "", 1).isdecimal() else "such as 0.5"
         raise typer.BadParameter(f"{error}: write a fraction, {instead}") from error
 
@@ -182,7 +183,7 @@ NumSensitivity = Annotated[
 ]
 SequenceLength = Annotated[int | None, option(DATA, "Tokens in a window of text; default: 2048.", min=2)]
 BatchSize = Annotated[int | None, option(DATA, "Default: 64 images or 1 window of text.", min=1)]
-Seed = Annotated[int, option(DATA, "Seed for choosing calibration data.")]
+Seed = Annotated[int, option(DATA, "Seed for choosing calibration data.", min=0, max=2**32 - 1)]
 
 NumWorkers = Annotated[int, option(MACHINE, "Processes that read images.", min=0, max=MOST_WORKERS)]
 Device = Annotated[str | None, option(MACHINE, "cpu, cuda, cuda:1, ...; default: the GPU, if there is one.")]

@@ -12,6 +12,7 @@ from facts.calibration.calibration import Calibration
 from facts.compression.compress import compress, default_search
 from facts.estimators import ESTIMATORS, Estimator
 from facts.search import Search
+from facts.search.budget import Budget
 from facts.utils.files import ScratchFolder, replacing
 from facts.utils.options import by_name, needing
 
@@ -38,6 +39,8 @@ def pareto(
     `evaluate` gives a network's metrics by name; `file` is a CSV, written after each row. The first row is of the
     `original`. Combinations that fail are left out; raises `ValueError` if all do. Costs are those of whole networks.
     """
+    for ratio in ratios:
+        Budget.of(ratio)  # refuses those out of range before the pass
     scratch, rows = ScratchFolder(), list[dict[str, Any]]()
     cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
     cached.collect(by_name(each, ESTIMATORS, "estimator") for each in estimators)
@@ -61,5 +64,5 @@ def pareto(
             with replacing(Path(file)) as path:
                 pd.DataFrame(rows).to_csv(path, index=False)
     if not rows:
-        raise ValueError("no method produced a compressed network: see the errors above")
+        raise ValueError("no method produced a compressed network: the errors above say why")
     return pd.DataFrame(rows)

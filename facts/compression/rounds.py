@@ -5,7 +5,6 @@ units are narrowed in steps, and everything is measured again after each.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
@@ -55,7 +54,8 @@ def compress_prepared(
         bounds = budget.bounds(calibration, table)
         whole = AllocationProblem(calibration, estimator, {}, bounds, latency=table, sensitivity=sensitivity)
         _refuse_unfit_for_tokens(whole, search)
-        _refuse_too_small(whole, search)
+        least = {name: rank if (rank := search.least(p)) <= p.full_rank else None for name, p in whole.parts.items()}
+        whole.refuse_too_small(least, type(search).__name__)
 
         def problem_at(current: Calibration, least: float) -> AllocationProblem:
             """Make the problem of the current network, with bounds of at least `least`."""
@@ -193,25 +193,6 @@ def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None
         raise ValueError(f"{name} has no metric of tokens, only keys: take search=uniform, or {TAKE_TWO_SIDED}")
     if all(shortening) and problem.bounds.keys() != {"flops"}:
         raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
-
-
-def _refuse_too_small(problem: AllocationProblem, search: Search) -> None:
-    """Raise `ValueError`, before any data pass, for a bound below the cost of the smallest ranks of a search."""
-    counted = replace(problem, bounds={name: ratio for name, ratio in problem.bounds.items() if name != "latency"})
-    least = {
-        name: rank if (rank := search.least(part)) <= part.full_rank else None for name, part in problem.parts.items()
-    }
-    for (name, ratio), spent, budget, dense in zip(
-        counted.bounds.items(), counted.spent(least), counted.budget, counted.dense, strict=True
-    ):
-        if spent > budget:
-            lowest, parts = math.ceil(100 * spent / dense) / 100, problem.calibration.kinds.replace(",", " and ")
-            whole = getattr(problem.calibration.cost, name)
-            of_all = "" if whole is None else f" (of the whole network {whole - (1 - lowest) * dense:.4g})"
-            raise ValueError(
-                f"a ratio of {ratio:.3g} of the {name} is too little: {type(search).__name__} needs at least "
-                f"{lowest:g} with {parts}{of_all}"
-            )
 
 
 def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:

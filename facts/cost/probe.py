@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -15,23 +15,24 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.cost.count import counting, whole_forward
-from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
-from facts.modules.networks import autocast, evaluating, frozen, hooked, run
-from facts.utils.batches import batch_size, described, first_sample, has_row_per_sample, to_device
+from facts.modules.linear_calls import is_pointwise, skeleton, stand_in, with_linear_layers
+from facts.modules.networks import autocast, evaluating, frozen, hooked, reads_tokens, run
+from facts.utils.batches import (
+    MISREAD,
+    Refusal,
+    batch_size,
+    described,
+    first_sample,
+    has_row_per_sample,
+    reading,
+    to_device,
+)
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
 
-# Raised by networks for inputs of another shape, size, type or name.
-MISREAD = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-UNABLE = (RuntimeError, TypeError, ValueError)  # raised by networks for inputs of another kind
-
 Call = tuple[tuple, dict[str, Any]]
 """Arguments of a call of a module."""
-
-
-class _CalledByKeyword(ValueError):
-    pass
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Probe:
     ) -> "Probe":
         """Run the network on the first sample of a batch of `inputs`, and on `example`, a sample on the meta device.
 
-        `further` batches are read if there are layers, such as experts, that the first sample does not reach. With
-        `marked`, `without_effect` can be asked. Raises `ValueError` if the network cannot read the inputs or changes
-        them, or gives other outputs for the same ones.
+        `further` batches are read if there are layers, such as experts, that the first sample does not reach, or if
+        `inputs` are of one sample, until a batch has two. With `marked`, `without_effect` can be asked. Raises
+        `ValueError` if the network cannot read the inputs or changes them, or draws random numbers.
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
@@ -83,7 +84,7 @@ class Probe:
         if example is not None:
             try:
                 traced = _traced(skeleton(model), layers, example)
-            except UNABLE as error:
+            except MISREAD as error:
                 if inputs is None:
                     raise
                 first = first_line(error)
@@ -96,7 +97,9 @@ class Probe:
         rows = traced.rows
         if inputs is not None:
             rows = {name: count or seen.rows[name] for name, count in rows.items()}
-        by_token, mixing = _orders(model, [name for name in rows if rows[name]], traced.unrelated, inputs)
+        several = chain([inputs], (each for each, _ in further)) if has_row_per_sample(inputs) else ()
+        pair = next((each for each in several if has_row_per_sample(each) and batch_size(each) > 1), None)
+        by_token, mixing = _orders(model, [name for name in rows if rows[name]], traced.unrelated, pair)
         return replace(
             seen,
             rows=rows,
@@ -131,17 +134,8 @@ def _of_sample(
     blocks = [(each, partial(note, name)) for name, each in model.named_modules() if name and [*each.children()]]
     mode = frozen(model) if marked else evaluating(model)
     with mode, autocast(device, precision), torch.set_grad_enabled(marked), hooked(before=blocks):
-        try:
+        with reading(model, inputs, "the first sample"):
             seen, _ = _observe(model, layers, sample, marks)
-        except (_CalledByKeyword, torch.OutOfMemoryError):
-            raise
-        except MISREAD as error:
-            first = first_line(error)
-            raise ValueError(
-                f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({first}): a batch has "
-                "its samples along the first axis, images as [N, C, H, W] in the type of the weights; it is (inputs, "
-                "targets), or a mapping if the network takes inputs by name"
-            ) from error
         if not are_close(given, sample):
             raise ValueError(
                 f"{type(model).__name__} changes its inputs in place, so that the data would differ from pass to pass: "
@@ -189,9 +183,9 @@ def _orders(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The layers whose rows come token by token, and those with another order of two samples than one by one.
 
-    If the samples are swapped, so are the halves of all rows, or neighbours.
+    If the samples are swapped, so are the halves of all rows, or neighbours. Without two samples, there are neither.
     """
-    if inputs is None or not has_row_per_sample(inputs) or batch_size(inputs) == 1:
+    if inputs is None:
         return frozenset(), frozenset()
     device = next(model.parameters()).device
     calls: list[dict[str, list[Tensor]]] = []
@@ -207,7 +201,7 @@ def _orders(
         try:
             with torch.no_grad(), evaluating(model), hooked(hooks):
                 run(model, to_device(pair, device))
-        except UNABLE:  # the network takes batches of one size only
+        except MISREAD:  # the network takes batches of one size only
             return frozenset(), frozenset()
         calls.append(seen)
     pairs = {name: list(zip_longest(*(each[name] for each in calls))) for name in layers}
@@ -232,7 +226,7 @@ def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:
     try:
         twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
         _, doubled = _observe(network, layers, twice)
-    except UNABLE:  # the network takes batches of one size only
+    except MISREAD:  # the network takes batches of one size only
         return traced
     expected = {name: [2 * shape[0] for shape in shapes[name]] for name in layers}
     unrelated = (name for name in layers if expected[name] != [shape[0] for shape in doubled[name]])
@@ -248,9 +242,7 @@ def _observe(
 
     def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> Any:
         if not args:
-            raise _CalledByKeyword(
-                f"layer {name} is called by keyword: call it as layer(x), so that its input can be seen"
-            )
+            raise Refusal(f"layer {name} is called by keyword: call it as layer(x), so that its input can be seen")
         shapes[name].append(args[0].shape)
         if marks:
             output = output + marks[name].to(output)
@@ -273,3 +265,24 @@ def _num_rows(layer: nn.Module, shapes: list[torch.Size]) -> int:
         return sum(math.prod(shape[:-1]) for shape in shapes)
     down, right = layer.stride
     return sum(shape[:-3].numel() * -(-shape[-2] // down) * -(-shape[-1] // right) for shape in shapes)
+
+
+def _copied(sample: Any, device: torch.device) -> Any:
+    """Copy tensors, so that the given ones stay even if the network changes what it gets."""
+    return tree_map_only(Tensor, torch.clone, to_device(sample, device))
+
+
+def refuse_unreadable(model: nn.Module, batches: Iterable[tuple[Any, Any]], precision: torch.dtype) -> None:
+    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape.
+
+    Texts may have any length.
+    """
+    device, tried, model = next(model.parameters()).device, set[str](), stand_in(model)
+    is_list = isinstance(getattr(batches, "data", None), list) and not reads_tokens(model)
+    with torch.no_grad(), evaluating(model), autocast(device, precision):
+        for inputs, _ in batches if is_list else islice(batches, 1):
+            sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
+            if (kind := described(sample)) not in tried:
+                tried.add(kind)
+                with reading(model, inputs, "the first sample"):
+                    run(model, _copied(sample, device))

@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.calibration.data import Batch, division
+from facts.calibration.data import Batch, divide, read
 from facts.calibration.outputs import Distance, default_error, distance, refuse_unfit_network
+from facts.cost.probe import refuse_unreadable
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with, unwrapped
@@ -75,7 +76,7 @@ class Recovery(Steps):
     ) -> tuple[nn.Module, RecoverySummary, Distance | None]:
         """Train a copy of `network` towards the outputs of `original`.
 
-        `data` are the samples to learn from and the held-out ones, as `division` returns them. Returns the copy, or
+        `data` are the samples to learn from and the held-out ones, as `divide` returns them. Returns the copy, or
         `network` itself if the copy is no closer on the held-back samples; a summary; and the distance on the held-out
         samples, which are used neither to train nor to choose. Checkpoints are kept in `cache`, as in `finetune`.
         """
@@ -146,7 +147,10 @@ def recover(
     original = result.original if original is None else unwrapped(original)
     if original is None:
         raise ValueError("this result does not hold the original network: give original=")
-    parts = division(data, original)
+    batches, first = read(data, original, "recovery")
+    dtype = next(original.parameters()).dtype
+    refuse_unreadable(original, batches, dtype if dtype in HALVES else torch.float32)
+    parts = divide(batches, first)
     error = output_error or result.output_error or default_error(original, parts[0])
     network, recovery, after = recipe.teach(result.model, original, parts, error, cache)
     method, quality = result.summary.method, result.summary.quality

@@ -236,8 +236,8 @@ class _Training:
         loss = total.item()
         if not math.isfinite(loss):
             raise ValueError(
-                f"the loss is {loss} in epoch {epoch}, step {state.steps}: lower learning_rate, or use precision "
-                "float32 or bfloat16"
+                f"the loss is {loss} in epoch {epoch}, step {state.steps}: check that the inputs are finite, lower "
+                "learning_rate, or use precision float32 or bfloat16"
             )
         state.scaler.unscale_(state.optimizer)
         if recipe.clip_grad:

@@ -29,6 +29,7 @@ OTHER_OBJECTS = (
     "numpy.ndarray",
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
 )
+WRAPPERS = ("module.", "_orig_mod.")  # around all names: DataParallel's, and that of torch.compile
 SHOWN = 3  # tensors that do not fit, in an error message
 
 
@@ -113,6 +114,9 @@ def _read(path: Path) -> dict[str, Tensor]:
             content = content.get(key, content)
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{path} is not a checkpoint: give a file of named tensors, alone or under `state_dict`")
+    for wrapper in WRAPPERS:
+        if all(name.startswith(wrapper) for name in content):
+            content = {name.removeprefix(wrapper): tensor for name, tensor in content.items()}
     return dict(content)
 
 

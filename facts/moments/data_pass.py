@@ -23,7 +23,7 @@ from facts.modules.networks import autocast, frozen, hooked, replaced_forwards, 
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed
-from facts.utils.batches import batch_size, in_parts, share, to_device
+from facts.utils.batches import batch_size, in_parts, reading, share, to_device, versions_of
 from facts.utils.progress import waiting, with_progress
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,8 @@ class DataPass:
         inputs, targets = to_device(batch, device)
         with torch.set_grad_enabled(self.needs_grads):
             with autocast(device, self.precision):
-                outputs = run(self.model, inputs)
+                with reading(self.model, inputs):
+                    outputs = run(self.model, inputs)
                 if capture.inputs_have_changed():  # nothing is added yet: run the batch once more, with copies
                     capture.start_batch(capture.num_samples)
                     outputs = run(self.model, inputs)
@@ -180,11 +181,8 @@ class _BlockCall:
         self.block, self.forward, self.again = block, forward, False
         self.given: tuple[tuple, dict[str, Any]] | None = arguments
         self.kept: tuple[tuple, dict[str, Any]] | None = tree_map_only(Tensor, partial(_kept, copy=copy), arguments)
-        self.versions = [tensor._version for tensor in self.tensors()]
+        self.versions = versions_of(self.kept)
         self.awaited: defaultdict[str, deque[_Call]] = defaultdict(deque)
-
-    def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in tree_leaves(self.kept) if isinstance(leaf, Tensor)]
 
     def run(self) -> Any:
         if self.given is not None:
@@ -231,7 +229,7 @@ class Capture:
             for name, calls in self.calls.items()
             if any(call.inputs is not None and call.inputs._version != call.inputs_version for call in calls)
         }
-        blocks = {call.block for call in self.block_calls if [t._version for t in call.tensors()] != call.versions}
+        blocks = {call.block for call in self.block_calls if versions_of(call.kept) != call.versions}
         self.copied |= layers | blocks
         return bool(layers or blocks)
 
@@ -289,7 +287,8 @@ class Capture:
             call = _BlockCall(block, own, (args, kwargs), copy=block in self.copied)
             with set_checkpoint_early_stop(False):  # the rerun must reach all hooks, not stop at the last saved tensor
                 output = checkpoint(partial(self._run_block, call), use_reentrant=False, preserve_rng_state=False)
-            if call.awaited or any(tensor.requires_grad for tensor in call.tensors()):  # else the graph begins later
+            begins = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(call.kept))
+            if call.awaited or begins:  # else the graph begins later
                 self.block_calls.append(call)
             return output
 

@@ -106,7 +106,12 @@ def is_one(outputs: Tensor) -> bool:
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """Targets for unpadded tokens `[N, T]`: the next token at each position, -100 (ignored) at the last."""
+    """Targets for unpadded tokens `[N, T]`: the next token at each position, -100 (ignored) at the last.
+
+    Raises `ValueError` for tokens of another shape.
+    """
+    if tokens.ndim != 2:
+        raise ValueError(f"tokens must come as windows [N, T], not as {described(tokens)}")
     return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
 
 
@@ -157,7 +162,7 @@ class SampledLabels(SampledTargets):
             return self.loss(outputs, outputs.detach() + noise.to(outputs))
         if self.loss is summed_binary_cross_entropy:
             generator = self.generator(outputs)
-            chances = outputs.detach().double().sigmoid().to(generator.device)
+            chances = outputs.detach().double().sigmoid().nan_to_num(0.5).to(generator.device)
             return self.loss(outputs, torch.bernoulli(chances, generator=generator).to(outputs.device))
         is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
         if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
@@ -167,7 +172,8 @@ class SampledLabels(SampledTargets):
             )
         generator = self.generator(outputs)
         probabilities = (logits.double().softmax(dim=-1).to(generator.device) for logits in in_chunks(outputs.detach()))
-        labels = torch.cat([torch.multinomial(chunk, 1, generator=generator) for chunk in probabilities])
+        # Where the outputs are NaN, so will be the gradients, which tells in which layer it began.
+        labels = torch.cat([torch.multinomial(each.nan_to_num(1), 1, generator=generator) for each in probabilities])
         return self.loss(outputs, labels.view(outputs.shape[:-1]).to(outputs.device))
 
 

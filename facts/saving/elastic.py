@@ -129,6 +129,8 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
     plan, solution = dict.fromkeys(problem.parts), None
     if not problem.fits(plan):
         errors = {name: dict(pairs) for name, pairs in content.errors.items()}
+        least = {name: min(filter(None, ranks), default=None) for name, ranks in errors.items()}
+        problem.refuse_too_small(least, "the folder")
         search = CoRSFisher(time_limit=content.time_limit)
         plan, solution = search.solve(problem, errors)
     with without_autocast(problem.device):

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -125,6 +125,21 @@ class AllocationProblem:
 
     def fits(self, plan: Mapping[str, int | None]) -> bool:
         return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))
+
+    def refuse_too_small(self, least: Mapping[str, int | None], who: str) -> None:
+        """Raises `ValueError` for a bound, latency apart, below the cost of the `least` ranks."""
+        counted = replace(self, bounds={name: ratio for name, ratio in self.bounds.items() if name != "latency"})
+        for (name, ratio), spent, budget, dense in zip(
+            counted.bounds.items(), counted.spent(least), counted.budget, counted.dense, strict=True
+        ):
+            if spent > budget:
+                lowest, parts = math.ceil(100 * spent / dense) / 100, self.calibration.kinds.replace(",", " and ")
+                whole = getattr(self.calibration.cost, name)
+                of_all = "" if whole is None else f" (of the whole network {whole - (1 - lowest) * dense:.4g})"
+                raise ValueError(
+                    f"a ratio of {ratio:.3g} of the {name} is too little: {who} needs at least {lowest:g} with "
+                    f"{parts}{of_all}"
+                )
 
     def share(self, name: str, rank: int | None) -> float:
         """A layer's cost as a share of the dense cost of all layers, summed over the bounds."""

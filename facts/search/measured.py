@@ -18,7 +18,7 @@ from facts.modules.networks import autocast, evaluating, replaced_forwards, run
 from facts.moments.data_pass import within_memory
 from facts.moments.losses import squared_error
 from facts.search.base import AllocationProblem, Profile
-from facts.utils.batches import batch_size, in_parts, to_device
+from facts.utils.batches import batch_size, in_parts, reading, to_device, versions_of
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.progress import with_progress
 
@@ -50,7 +50,7 @@ class Prefix:
         self.modules = dict(model.named_modules())
         self.copied: set[str] = set()
         self.outputs = self._record()
-        while changed := {name for name, trace in self.traces.items() if _versions(trace.outputs) != trace.versions}:
+        while changed := {name for name, trace in self.traces.items() if versions_of(trace.outputs) != trace.versions}:
             self.copied |= changed  # the network went on to change these outputs in place: keep copies
             self.outputs = self._record()
 
@@ -60,7 +60,7 @@ class Prefix:
         self.clock = 0
         self.running: list[str] = []
         watched = {module: partial(self._watch, name, module.forward) for name, module in self.modules.items() if name}
-        with replaced_forwards(watched):
+        with replaced_forwards(watched), reading(self.model, self.inputs):
             return run(self.model, _copy(self.inputs))
 
     def _watch(self, name: str, forward: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -70,15 +70,15 @@ class Prefix:
         trace.within.append(set(self.running))
         self.running.append(name)
         inputs = (args, kwargs)
-        before = _versions(inputs)
+        before = versions_of(inputs)
         output = forward(*args, **kwargs)
-        trace.must_run |= _versions(inputs) != before
+        trace.must_run |= versions_of(inputs) != before
         trace.must_run |= name in self.copied and not _memory(output).isdisjoint(_memory(inputs))
         self.running.pop()
         self.clock += 1
         trace.ended = self.clock
         trace.outputs.append(_copy(output) if name in self.copied else output)
-        trace.versions += _versions(trace.outputs[-1])
+        trace.versions += versions_of(trace.outputs[-1])
         return output
 
     @contextmanager
@@ -111,16 +111,8 @@ def _copy(output: Any) -> Any:
     return tree_map_only(Tensor, torch.clone, output)
 
 
-def _versions(value: Any) -> list[int]:
-    return [tensor._version for tensor in _tensors(value)]
-
-
 def _memory(value: Any) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in _tensors(value)}
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor))
+    return {leaf.untyped_storage().data_ptr() for leaf in tree_iter(value) if isinstance(leaf, Tensor)}
 
 
 class Sensitivity:

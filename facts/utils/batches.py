@@ -1,6 +1,7 @@
 """Batches of nested tensors: their size, parts, device and shares."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -9,9 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from facts.utils.options import first_line
 from facts.utils.progress import waiting
 
 T = TypeVar("T")
+
+# Raised by networks for inputs of another shape, size, type or name.
+MISREAD = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -73,6 +78,11 @@ def first_of(batches: Iterable[T]) -> T | None:
     return next(waiting(batches), None)
 
 
+def versions_of(value: Any) -> list[int]:
+    """How often each tensor in nested ones was changed in place."""
+    return [leaf._version for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
 def described(value: Any) -> str:
     """Describe a tensor by type and shape, such as `float32 [4, 10]`, and anything else by its type's name.
 
@@ -83,3 +93,22 @@ def described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+class Refusal(ValueError):
+    """A reason of our own to stop within a pass."""
+
+
+@contextmanager
+def reading(model: object, inputs: Any, what: str = "a batch") -> Iterator[None]:
+    """Raises a `ValueError` that says what a batch must be, if the block runs the network and it fails."""
+    try:
+        yield
+    except (Refusal, torch.OutOfMemoryError):
+        raise
+    except MISREAD as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot read {what} of {described(inputs)} ({first_line(error)}): a batch has its "
+            "samples along the first axis, images as [N, C, H, W] in the type of the weights; it is (inputs, targets), "
+            "or a mapping if the network takes inputs by name"
+        ) from error

@@ -3,6 +3,8 @@
 To add an attack, add a line.
 """
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -130,6 +132,7 @@ ATTACKS = {
         lambda: compress(Wrapped(lambda network, x: network(x) - torch.inf)),
         "have an error of nan from themselves: check that they are finite",
     ),
+    "a pair in place of pairs": (lambda: compress(data=(IMAGES, LABELS)), r"cannot read .* of int64 \[8\] \("),
     "two layers of one weight": (
         lambda: compress(Tied(), layers=["1", "2", "3"], budget=facts.Budget(params=2500)),
         "layer 2 cannot be compressed: it shares its weight with 3. Leave it out, or give it a plain weight of its own",
@@ -157,6 +160,12 @@ ATTACKS = {
         lambda: compress(in_inference_mode(make_model)),
         "has gradients: build the network, and",
     ),
+    "NaN without labels": (lambda: compress(data=[IMAGES * torch.nan]), "NaN or infinity in the activations of layer"),
+    "a label for all": (lambda: compress(data=[(IMAGES, LABELS[0])]), r"outputs and targets that are .* int64 \[\]"),
+    **{
+        f"a {type(data).__name__} for batches": (lambda data=data: compress(data=data), "must be a loader or a list of")
+        for data in (Path("photos"), "photos", {"images": IMAGES}, 5, make_model)
+    },
     # budgets
     "ratio 0": (lambda: compress(ratio=0), NUMBER),
     "ratio NaN": (lambda: compress(ratio=float("nan")), NUMBER),

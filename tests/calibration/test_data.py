@@ -16,6 +16,8 @@ from tests.devices.pretended import pretended_cuda
 from tests.networks import image_batches, make_causal_lm, make_image_classifier, make_model, same_weights
 
 TOKENS = torch.arange(24).reshape(3, 8)
+GOOD = torch.ones(4, 3, 8, 8)
+QUICK = {"search": "uniform", "ratio": 0.6}
 
 
 @pytest.fixture
@@ -43,12 +45,30 @@ def test_data_without_labels_get_drawn_ones(model):
         ({"image": torch.ones(4, 3, 8, 8)}, r"dict of image: float32 \[4, 3, 8, 8\] \(.*\): .* or a mapping if"),
         (torch.ones(4, 1, 8, 8), r"cannot read the first sample of float32 \[4, 1, 8, 8\] \(.*in the type of the"),
         (torch.ones(4, 3, 8, 8).byte(), r"cannot read the first sample of uint8 \[4, 3, 8, 8\] \("),
+        (torch.ones(4, 3, 12, 12), r"cannot read the first sample of float32 \[4, 3, 12, 12\] \("),
     ],
 )
-def test_what_the_network_cannot_read_is_refused_in_one_line(batch, message, model):
+@pytest.mark.parametrize("good", [[], [GOOD]])
+def test_what_the_network_cannot_read_is_refused_in_one_line(good, batch, message, model):
+    """Whether it comes first or not."""
     with pytest.raises(ValueError, match=message) as caught:
-        facts.compress(model, [batch] * 2)
+        facts.compress(model, [*good, batch, batch])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["calibration", "held out", "sensitivity", "recovery"])
+def test_so_is_a_later_batch_of_any_data(name, model):
+    odd = [GOOD, torch.ones(4, 3, 12, 12)]
+    result = facts.compress(model, [GOOD], **QUICK)
+    attempt = {
+        "calibration": lambda data: facts.compress(model, data, **QUICK),
+        "held out": lambda data: facts.compress(facts.prepare(model, [GOOD], held_out=data), **QUICK),
+        "sensitivity": lambda data: facts.compress(model, [GOOD], sensitivity=data, search="cors"),
+        "recovery": lambda data: facts.recover(result, data, epochs=1),
+    }[name]
+    for data in (odd, DataLoader(odd, batch_size=None)):  # a list is looked through beforehand
+        with pytest.raises(ValueError, match=r"EveryShape cannot read .* of float32 \[\d, 3, 12, 12\] \("):
+            attempt(data)
 
 
 class TestLanguageModels:
@@ -71,6 +91,8 @@ class TestLanguageModels:
         for targets in (TOKENS, torch.ones_like(TOKENS)):
             with pytest.raises(ValueError, match="the targets of a language model are the tokens that follow"):
                 facts.compress(model, [(TOKENS, targets)])
+        with pytest.raises(ValueError, match=r"tokens must come as windows \[N, T\], not as int64 \[24\]"):
+            facts.compress(model, TOKENS.flatten())
 
     def test_an_encoder_and_a_decoder(self, transformers):
         config = transformers.T5Config(
@@ -107,7 +129,15 @@ def test_no_sample_is_lost_if_the_data_can_be_read_once(model):
             torch.testing.assert_close(seen[name][InputSum()], moments[InputSum()])
 
 
-@pytest.mark.parametrize("make", [lambda images, _: images, lambda images, _: images.numpy(), TensorDataset])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda images, _: images,
+        lambda images, _: images.numpy(),
+        lambda images, _: np.broadcast_to(images.numpy(), images.shape),  # read-only
+        TensorDataset,
+    ],
+)
 def test_samples_that_come_without_batches(model, make):
     (images, labels), *_ = image_batches([70], dtype=torch.float32)
     batches = as_batches(make(images, labels), model)

@@ -70,9 +70,13 @@ def batches(*shape, size=8, num=3, labels=True):
 
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("estimator", ["facts", "kfac_reduce", "gfwsvd"])
-def test_the_order_of_rows_does_not_matter(estimator, flat):
-    """FACTS clips gradients by the median of a batch, so batches of one sample would give other ranks."""
-    data, options = batches(4, 12), QUICK | {"estimator": estimator}
+@pytest.mark.parametrize("first", [8, 1])
+def test_the_order_of_rows_does_not_matter(first, estimator, flat):
+    """FACTS clips gradients by the median of a batch, so batches of one sample would give other ranks.
+
+    Nor does it matter if the first batch, of one sample, does not show the order.
+    """
+    data, options = batches(4, 12, size=first, num=1) + batches(4, 12, num=2), QUICK | {"estimator": estimator}
     first, other = (facts.compress(Rows(by, flat), data, **options) for by in (False, True))
     assert first.plan == other.plan and {*first.plan} == {"first", "second"}
     x = torch.randn(3, 4, 12)

@@ -115,7 +115,7 @@ def halves(photos):
 def test_images_without_classes_are_all_calibrated_on_and_measured_by_agreement(run, tmp_path, caplog):
     write_images(tmp_path, ("photos",), number=20)
     result = run("compress", *VIT, *QUICK, "--data", tmp_path / "photos", "--out", tmp_path / "vit")
-    assert f"{tmp_path / 'photos'} has no class folders: the network's own outputs are the labels" in caplog.text
+    assert f"{tmp_path / 'photos'} has no class folders, and no column of ClassLabel: the network's own" in caplog.text
     (line,) = (line for line in result.output.splitlines() if line.startswith("agreement "))
     assert "5 samples" in result.output and line.split()[1] == "100"  # a quarter of 20, not of 10
     assert saved(tmp_path / "vit")["metrics"]["agreement"]["compressed"] == float(line.split()[2])
@@ -143,9 +143,10 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (["timm/deit_tiny"], [], "there is no network 'timm/deit_tiny': is it deit_tiny_distilled_patch16_224"),
+        (["timm/deit_tiny"], [], "there is no network 'timm/deit_tiny': is it timm/deit_tiny_distilled_patch16_224"),
+        (["timm/resnet50.foo"], [], "there is no network 'timm/resnet50.foo': is it timm/resnet50 or"),
         (["timm/qqqqqq"], [], "there is no network 'timm/qqqqqq': `facts list models` lists them"),
-        (["torchvision/resnt50"], [], "there is no network 'torchvision/resnt50': is it resnet50"),
+        (["torchvision/resnt50"], [], "there is no network 'torchvision/resnt50': is it torchvision/resnet50"),
         (["torchvision/resnet18", "--num-classes", "3"], [], "published weights of resnet18 are for 1,000 classes"),
         (["resnet50"], [], "there is no network 'resnet50': is it timm/resnet50 or torchvision/resnet50?"),
         (["openai/clip"], [], "there is no network 'openai/clip': is it transformers/openai/clip?"),

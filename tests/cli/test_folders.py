@@ -179,6 +179,10 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
         assert message in run("compress", *VIT, *data, "--elastic", *options, "--out", tmp_path / "no", code=1).output
     for arguments, message in (
         (("cut", tmp_path / "any", "--out", tmp_path / "any"), "a cut would overwrite the folder"),
+        (
+            ("cut", tmp_path / "any", "--out", tmp_path / "no", "--ratio", 0.001),
+            "too little: the folder needs at least",
+        ),
         (("push", tmp_path / "any", "me/any"), "push a cut of it"),
     ):
         assert message in run(*arguments, code=1).output

@@ -72,6 +72,8 @@ def test_usage_errors(run):
     for command, arguments, message in (
         ("compress", ("--estimator", "fact"), "'fact' is not one of "),
         ("compress", ("--recover", 0), "should be greater than or equal to"),
+        ("compress", ("--recover", "inf"), "should be less than or equal to 100000"),
+        ("compress", ("--seed", -1), "should be greater than or equal to 0"),
         ("compress", ("--num-workers", 100_000), "should be less than or equal to 128"),
         ("pareto", ("--estimators", "facts,fact"), "'fact' is not one of "),
         ("pareto", ("--ratios", "0.3,half"), "to float: 'half': write a fraction, such as 0.5"),

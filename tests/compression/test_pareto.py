@@ -48,7 +48,7 @@ def test_each_point_is_what_compress_gives_and_all_share_one_data_pass(prepared,
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "points.csv"), points, check_dtype=False)
 
 
-def test_points_are_kept_when_killed_and_failures_left_out(prepared, tmp_path):
+def test_points_are_kept_when_killed_and_failures_left_out(prepared, tmp_path, monkeypatch):
     networks = []
 
     def killed(network):
@@ -61,4 +61,7 @@ def test_points_are_kept_when_killed_and_failures_left_out(prepared, tmp_path):
         facts.pareto(prepared, killed, **METHODS | {"ratios": (1e-9, 0.4, 0.7)}, file=tmp_path / "points.csv")
     assert pd.read_csv(tmp_path / "points.csv").ratio.tolist() == [1.0, 0.4, 0.7]
     with pytest.raises(ValueError, match="no method produced a compressed network"):
-        facts.pareto(prepared, killed, ratios=(1.5,))
+        facts.pareto(prepared, killed, ratios=(1e-9,))
+    monkeypatch.setattr(type(prepared), "collect", lambda *_: pytest.fail("a data pass"))
+    with pytest.raises(ValueError, match="must lie in"):
+        facts.pareto(prepared, killed, ratios=(0.5, 1.5))

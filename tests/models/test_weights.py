@@ -131,7 +131,10 @@ def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
     if path.suffix == ".safetensors":
         save_file(as_published(tensors), path)
     else:
-        torch.save({"epoch": 300, "args": argparse.Namespace(lr=0.1), "state_dict": tensors}, path)
+        wrapped = {
+            f"module._orig_mod.{name}": tensor for name, tensor in tensors.items()
+        }  # compiled, in several processes
+        torch.save({"epoch": 300, "args": argparse.Namespace(lr=0.1), "state_dict": wrapped}, path)
     recipe = tiny(weights=str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"looked for .*MambaVision-L-1K\.safetensors.*-1K/model\.safetensors"):
         replace(recipe, variant="L").build()

@@ -112,7 +112,7 @@ class TestTables:
         assert photos.training_images.names == ["calibration/1.png", "calibration/0.png"]
         assert [labels.tolist() for _, labels in photos.evaluation(model)] == [[2, 9]]
         assert photos.evaluate(model)["top1"] in (0, 50, 100)
-        with pytest.raises(ValueError, match="has 10 class folders, and the network 9 classes"):
+        with pytest.raises(ValueError, match=r"labels.csv has labels up to 9, and those of the network end at 8"):
             photos.evaluation(network(9))
         before = photos.content_key(model)
         (root / "labels.csv").write_text((root / "labels.csv").read_text().replace(",9", ",8"))
@@ -124,6 +124,8 @@ class TestTables:
             ("calibration/9.png,0", "labels.csv names 1 files that are not there: calibration/9.png"),
             ("calibration/2.png", "needs columns `file` and `label`, of whole numbers"),
             ("calibration/2.png,-1", "needs rows with labels from 0 on"),
+            ("calibration/2.png,99999999", "needs rows with labels from 0 on, at most 1,000,000"),
+            ("calibration/2.png," + "9" * 20, "needs columns `file` and `label`, of whole numbers, .* OverflowError"),
         ],
     )
     def test_refusals(self, root, row, message):
@@ -153,9 +155,11 @@ def test_what_only_has_the_name_of_an_image_is_left_out(tmp_path, caplog):
     os.mkfifo(photos.root / "cat" / "pipe.png")
     (photos.root / "dog" / "folder.jpg").mkdir()
     (photos.root / "fox" / "link.jpg").symlink_to("gone")
+    (photos.root / "fox" / "._0.png").write_bytes(b"what macOS adds")
+    (photos.root / "0.png").write_bytes(b"of no class")
     assert labels(photos.evaluation(network(3))) == [0] * 4 + [1] * 4 + [2] * 4
     assert "3 of 15 images are left out, repair or remove these broken links, folders or pipes: " in caplog.text
-    assert "cat/pipe.png, " in caplog.text
+    assert "cat/pipe.png, " in caplog.text and "1 images beside the class folders in " in caplog.text
 
 
 @pytest.mark.parametrize(("names", "is_clear"), [([*"012"], True), (["2", "10"], False), (["02", "10"], True)])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TRAINING, EVALUATION = ("train", "calibration"), ("val", "validation", "test")  # names of parts
 TABLE = "labels.csv"
+LARGEST_LABEL = 1_000_000  # there are names of all classes
 SAVED = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 SHARDS = ("*.parquet", "data/*.parquet")
 UNPACK = "import torchvision; [torchvision.datasets.ImageNet({!r}, split) for split in ('train', 'val')]"
@@ -84,9 +85,10 @@ class Rows(ImageFiles):
         from datasets import Image
 
         image, label = columns_of(data, source)
+        known = data.with_format(None)[label] if label else [0] * len(data)
         return cls(
             names=[f"{split}/{row}" for row in range(len(data))],
-            labels=np.array(data.with_format(None)[label] if label else [0] * len(data), dtype=np.int64),
+            labels=np.array([-1 if each is None else each for each in known], dtype=np.int64),
             rows=data.with_format(None).select_columns(image).cast_column(image, Image(decode=False)),
             places=np.arange(len(data)),
         )
@@ -148,7 +150,8 @@ def _in_folders(root: Path) -> Found:
     classes = sorted({path.name for path in named if any(map(_is_image, path.iterdir()))})
     parts = {folder.name: _within(root, folder, classes) for folder in folders}
     if empty := [folder for folder in folders if not len(parts[folder.name])]:
-        raise ValueError(f"{empty[0]} holds no images ({', '.join(IMG_EXTENSIONS)}), nor do folders in it")
+        formats = ", ".join(IMG_EXTENSIONS)
+        raise ValueError(f"{empty[0]} holds no images ({formats}), nor do folders in it, or in `train` and `val`")
     return Found(parts, classes)
 
 
@@ -164,6 +167,8 @@ def _within(root: Path, folder: Path, classes: Sequence[str]) -> Files:
     if left_out := {*found} - {*paths}:
         text = "%d of %d images are left out, repair or remove these broken links, folders or pipes: %s"
         log.warning(text, len(left_out), len(found), first_few(map(str, left_out)))
+    if classes and (beside := sum(map(_is_image, folder.iterdir()))):
+        log.warning("%d images beside the class folders in %s are left out", beside, folder)
     labels = np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64)
     return Files([str(path.relative_to(root)) for path in paths], labels, root)
 
@@ -174,16 +179,17 @@ def _listed(root: Path) -> Found:
     Files below folders that are named like parts make these parts. Raises `ValueError` for rows without a label, and
     `FileNotFoundError` for files that are not there.
     """
-    with (root / TABLE).open(newline="", encoding="utf-8-sig") as file:
-        rows = [*csv.DictReader(file)]
     try:
+        with (root / TABLE).open(newline="", encoding="utf-8-sig") as file:
+            rows = [*csv.DictReader(file, skipinitialspace=True)]
         names, labels = [row["file"] for row in rows], np.array([int(row["label"]) for row in rows], dtype=np.int64)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{root / TABLE} needs columns `file` and `label`, of whole numbers: {error!r}") from error
+    except (csv.Error, KeyError, OverflowError, TypeError, ValueError) as error:
+        needed = f"{root / TABLE} needs columns `file` and `label`, of whole numbers, with commas between, in UTF-8"
+        raise ValueError(f"{needed}: {type(error).__name__}, {error}") from error
     if missing := [name for name in names if not (root / name).is_file()]:
         raise FileNotFoundError(f"{root / TABLE} names {len(missing)} files that are not there: {first_few(missing)}")
-    if not names or labels.min() < 0:
-        raise ValueError(f"{root / TABLE} needs rows with labels from 0 on")
+    if not names or labels.min() < 0 or labels.max() > LARGEST_LABEL:
+        raise ValueError(f"{root / TABLE} needs rows with labels from 0 on, at most {LARGEST_LABEL:,}")
     files, places = Files(names, labels, root), dict[str, list[int]]()
     for place, name in enumerate(names):
         places.setdefault(name.partition("/")[0], []).append(place)
@@ -214,7 +220,10 @@ def splits_of(source: Path) -> "dict[str, Dataset]":
             from datasets import load_dataset, load_from_disk
         folder = source.expanduser()
         saved = any((folder / file).is_file() for file in SAVED)
-        data = load_from_disk(folder) if saved else load_dataset(str(folder))
+        try:
+            data = load_from_disk(folder) if saved else load_dataset(str(folder))
+        except Exception as error:  # of several libraries
+            raise ValueError(f"the data set {folder} has no rows, or is damaged ({error})") from error
     return dict(data) if isinstance(data, dict) else {split or TRAINING[0]: data}
 
 
@@ -303,4 +312,5 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMG_EXTENSIONS
+    """Whether the name is that of an image, and not hidden, as what macOS puts next to each."""
+    return path.suffix.lower() in IMG_EXTENSIONS and not path.name.startswith(".")

@@ -287,7 +287,10 @@ class ImageFolder(Images):
         total, by_name = num_classes(model), labels_by_name(model)
         if total is None:
             return None
-        if self._found.numbered and len(self.classes) <= total:
+        if self._found.numbered and total:
+            if len(self.classes) > total:
+                most = f"{self.root / TABLE} has labels up to {len(self.classes) - 1}"
+                raise ValueError(f"{most}, and those of the network end at {total - 1}: count them from 0")
             return [*range(len(self.classes))]
         if self.classes and total == len(synsets()) and set(self.classes) <= set(synsets()):
             return [synsets().index(name) for name in self.classes]
