@@ -156,7 +156,8 @@ def _divided(
     """
     compared = as_batches(held_out, model)
     for data in (given, compared):
-        refuse_unreadable(model, data or (), precision)
+        if data is not None:
+            refuse_unreadable(model, data, precision)
     if compared is None:
         return (None, ()) if given is None else divide(given, first)
     return given, compared
