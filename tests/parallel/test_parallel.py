@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from experiments.config import CONF
+from tests.by_sample import assert_same_factors
 from tests.networks import relative_error
 from tests.parallel.together import ACCUMULATE, factors_of_all, finetuned, plans, recovered
 
 pytestmark = pytest.mark.system
 
 ROOT = Path(CONF).parent
-# float64 sums in another order. Lanczos: a relative residual of 1e-9.
-EXACT, LANCZOS = 1e-12, 1e-7
+EXACT = 1e-12  # float64 sums in another order
 
 
 def torchrun(task: str, folder: Path) -> subprocess.CompletedProcess:
@@ -44,11 +44,7 @@ def test_two_processes_give_the_factors_of_one(together, tmp_path):
     """From the data, from the cache, with moments in main memory and nothing kept, and with uneven room for them."""
     expected = factors_of_all(tmp_path)
     for found in together["factors"]:
-        for name, layers in expected.items():
-            for layer, pair in layers.items():
-                for ours, theirs in zip(found[name][layer], pair, strict=True):
-                    assert (ours is None) == (theirs is None)
-                    assert ours is None or relative_error(ours, theirs) < (LANCZOS if "gfwsvd" in name else EXACT)
+        assert_same_factors(found, expected)
 
 
 def test_two_processes_give_the_plans_of_one(together, tmp_path):

@@ -42,16 +42,16 @@ class Uneven(MemoryPolicy):
         return math.inf if distributed.rank() else 8 * 12**2
 
 
-def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY) -> dict[str, dict]:
-    """By estimator and layer, the factors `(A, B)`."""
+def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY) -> dict:
+    """The factors by estimator and layer."""
     model = make_model()
     settings = {"loss": SAMPLED, "memory": memory, "cache": Cache(folder) if folder else None}
     collect = partial(collect_moments, model, select_layers(model).layers, image_batches(SIZES), **settings)
     factors = {}
     for name, estimator in SEVERAL.items():
         last, moments = see_data(estimator, collect)
-        factors[name] = {layer: last.factors(values) for layer, values in moments.items()}
-    return {name: {layer: (f.A, f.B) for layer, f in layers.items()} for name, layers in factors.items()}
+        factors |= {(name, layer): last.factors(values) for layer, values in moments.items()}
+    return factors
 
 
 def plans(folder: Path) -> list[dict]:
