@@ -105,9 +105,9 @@ def test_an_estimator_inside_the_package_has_five_parts(tmp_path):
     )
     help_text = run("facts compress --help", tmp_path, **here, COLUMNS="200")
     assert "diagonal: the diagonals of KFAC's factors" in help_text
-    chosen = "diagonal or every_estimator_and_search or files_say"
-    tests = f"tests/estimators tests/experiments/test_config.py -k '{chosen}'"
-    tested = run(f"python -m pytest -vv -p no:cacheprovider {tests}", tmp_path, **here)
+    chosen = "swin-diagonal or every_estimator_and_search or files_say"
+    files = "tests/estimators/test_against_brute_force.py tests/experiments/test_config.py"
+    tested = run(f"python -m pytest -vv -p no:cacheprovider {files} -k '{chosen}'", tmp_path, **here)
     for name in (
         "test_factors_through_a_network[swin-diagonal]",  # against the oracle
         "test_every_estimator_and_search_has_a_file_and_a_name",

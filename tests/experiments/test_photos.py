@@ -3,16 +3,15 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from PIL import Image
 
 from experiments.cell import Cell
 from experiments.grid import chosen_experiments, samples_of
 from experiments.photos import Photos
 from experiments.runner import open_cell, run_cell
+from tests.cli.conftest import write_images
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 PHOTOS = DATA / "imagenet_photos"
@@ -21,14 +20,10 @@ FEW = ["task.photos.num_calibration=8", "task.photos.num_sensitivity=8"]
 
 def made_up(root: Path, num_calibration: int, num_validation: int) -> list[str]:
     """Write noise as photos, in classes 0, 1, ..., and return the lines of their labels."""
-    rng, lines = np.random.default_rng(0), []
-    for part, number in (("calibration", num_calibration), ("validation", num_validation)):
-        (root / part).mkdir(parents=True)
-        for label in range(number):
-            pixels = rng.integers(0, 256, (180, 200, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / part / f"{label}.png")
-            lines.append(f"{part}/{label}.png,{label},n{label:08}")
-    return lines
+    numbers = {"calibration": num_calibration, "validation": num_validation}
+    for part, number in numbers.items():
+        write_images(root, (part,), number)
+    return [f"{part}/{label}.png,{label},n{label:08}" for part, number in numbers.items() for label in range(number)]
 
 
 def links(root: Path, num_calibration: int, num_validation: int) -> list[str]:
@@ -93,8 +88,6 @@ def test_units_of_a_published_network_keep_it_useful_on_real_photos(cell_config,
     [
         (None, "no photos at {root}: set photos= to a folder with calibration/"),
         (["calibration/0.png,0,"], "labels.csv names no photo in validation/: set photos= to a folder with"),
-        (["calibration/0.png,cat,"], "labels.csv needs columns `file` and `label`, of whole numbers"),
-        (["validation/9.png,0,"], "names 1 files that are not there: validation/9.png"),
         (["calibration/0.png,0,", "validation/0.png,0,"], "has 1 photos for this use, and 8 are asked for"),
     ],
 )

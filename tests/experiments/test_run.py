@@ -114,7 +114,6 @@ def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
     ("overrides", "message"),
     [
         (["model.mini.weights=nowhere.safetensors"], "no checkpoint 'nowhere.safetensors'"),
-        (["profile=paper", "model.paper.weights=random", "imagenet=nowhere"], "no ImageNet at nowhere"),
         (["results=/dev/null"], r"cannot write to the folder .*null"),
         (["estimator=none", "analysis=fisher_similarity"], "choose one, or leave the analysis out"),
         (["model=swin_b", "analysis=token_coupling"], "no linear layer or 1x1 convolution is called blocks.4.mlp.fc2;"),
