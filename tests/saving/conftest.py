@@ -5,11 +5,15 @@ from tests.networks import make_image_classifier
 from tests.saving.setting import compressed, compressed_units, from_recipe, saved_vit
 
 
+@pytest.fixture(scope="session")
+def result():
+    """A small network by recipe, compressed."""
+    return compressed(*from_recipe())
+
+
 @pytest.fixture
-def saved(tmp_path):
-    """A small network by recipe, compressed, and the folder it was saved in."""
-    model, shape = from_recipe()
-    result = compressed(model, shape)
+def saved(result, tmp_path):
+    """The network, and the folder it was saved in."""
     facts.save_compressed(result, tmp_path / "small")
     return result, tmp_path / "small"
 

@@ -64,8 +64,7 @@ def compressed_units(search, parts="units"):
 def assert_same(loaded, result, shape):
     dtype = next(result.model.parameters()).dtype
     images = torch.randn(2, *shape).to(dtype)
-    with torch.no_grad():
-        assert loaded.model(images).equal(result.model.eval()(images))
+    assert loaded.model(images).equal(result.model.eval()(images))
     assert {name: t.dtype for name, t in loaded.model.state_dict().items()} == {
         name: t.dtype for name, t in result.model.state_dict().items()
     }

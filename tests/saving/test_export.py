@@ -15,8 +15,7 @@ from facts.modules.forms import PivotedLinear
 from facts.saving import export as exporting
 from facts.saving.export import openvino_call
 from tests.disk import room_for
-from tests.networks import image_batches, make_causal_lm, make_image_classifier, make_model, make_vit
-from tests.saving.setting import from_recipe
+from tests.networks import make_causal_lm, make_image_classifier, make_model, make_vit, relative_error
 
 pytestmark = pytest.mark.system
 
@@ -45,8 +44,7 @@ def assert_same(path, model, shape):
     run = EXPORTS[path.suffix[1:]][1]
     for size in (1, 4):
         batch = torch.randn(size, *shape)
-        with torch.no_grad():
-            expected = model(batch)
+        expected = model(batch)
         assert (run(path, batch) - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
@@ -98,22 +96,6 @@ def test_a_loaded_network_exports_its_factors_and_nothing_else(loaded, kind):
         weights = [sorted(weight.dims) for weight in graph.initializer if len(weight.dims) == 2]
         layers = [result.model.get_submodule(name) for name in result.plan]
         assert sorted(weights) == sorted(sorted(factor.shape) for each in layers for factor in (each.left, each.right))
-
-
-def test_int8_is_smaller_and_near_and_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
-    model, data = perceptron().eval(), [torch.randn(8, 24) for _ in range(6)]
-    assert facts.export_onnx(model, EXAMPLE, tmp_path / "exact.onnx") == 0
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["exact.onnx", "exact.onnx.data"]
-    assert_same(tmp_path / "exact.onnx", model, (24,))
-    error = facts.export_onnx(model, EXAMPLE, tmp_path / "small.onnx", int8=data)
-    samples = torch.cat(data)[:32]
-    with torch.no_grad():
-        original, changed = model(samples), run_onnx(tmp_path / "small.onnx", samples)
-    assert error == pytest.approx(((changed - original).norm() / original.norm()).square().item(), rel=1e-3)
-    assert 0 < error < 0.01
-    sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{name}.onnx*")) for name in ("small", "exact")]
-    assert sizes[0] < 0.35 * sizes[1]
 
 
 def test_scattered_pivots_take_any_batch_size(tmp_path):
@@ -190,21 +172,29 @@ def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
 by_openvino = pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
 
 
-@by_openvino
-def test_float32_has_the_networks_outputs_and_int8_near_ones(tmp_path):
-    model, shape = from_recipe()
-    images, data = torch.randn(5, *shape), image_batches([8, 8], shape=shape, dtype=torch.float32)
-    assert facts.export_openvino(model, images[:1], tmp_path / "exact.xml") == 0
-    with torch.no_grad():
-        expected = model.eval()(images)
-    torch.testing.assert_close(openvino_call(tmp_path / "exact.xml")(images), expected, rtol=1e-4, atol=1e-5)
-    error = facts.export_openvino(model, images[:1], tmp_path / "small.xml", int8=data)
-    samples = torch.cat([inputs for inputs, _ in data])
-    with torch.no_grad():
-        original, changed = model(samples), openvino_call(tmp_path / "small.xml")(samples)
-    assert error == pytest.approx(((changed - original).norm() / original.norm()).square().item(), rel=1e-3)
-    assert 0 < error < 0.05
-    assert (tmp_path / "small.bin").stat().st_size < 0.5 * (tmp_path / "exact.bin").stat().st_size
+INT8 = {  # how to export, and to run; what is larger than the bounds on size and error would be no int8
+    "onnx": (facts.export_onnx, run_onnx, 0.35, 0.01),
+    "xml": (facts.export_openvino, lambda path, batch: openvino_call(path)(batch), 0.5, 0.05),
+}
+
+
+@pytest.mark.parametrize("kind", ["onnx", pytest.param("xml", marks=by_openvino)])
+def test_float32_is_exact_and_int8_smaller_and_near(kind, tmp_path, monkeypatch):
+    """Large weights lie beside the graph."""
+    monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
+    export, run, size, far = INT8[kind]
+    model, data = perceptron().eval(), [(torch.randn(8, 24), torch.zeros(8).long()) for _ in range(6)]
+    assert export(model, EXAMPLE, tmp_path / f"exact.{kind}") == 0
+    samples = torch.cat([inputs for inputs, _ in data])[:32]
+    original = model(samples)
+    torch.testing.assert_close(run(tmp_path / f"exact.{kind}", samples), original, rtol=1e-4, atol=1e-5)
+    error = export(model, EXAMPLE, tmp_path / f"small.{kind}", int8=data)
+    changed = run(tmp_path / f"small.{kind}", samples)
+    assert error == pytest.approx(relative_error(changed, original) ** 2, rel=1e-3) and 0 < error < far
+    beside = {"onnx": "onnx.data", "xml": "bin"}[kind]
+    assert sorted(file.name for file in tmp_path.glob("exact*")) == sorted([f"exact.{kind}", f"exact.{beside}"])
+    sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{name}*")) for name in ("small", "exact")]
+    assert sizes[0] < size * sizes[1]
 
 
 @by_openvino
@@ -239,8 +229,7 @@ def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
     found = facts.benchmark({"own": network}, IMAGES, runtimes=chosen, int8=[IMAGES], timing=QUICK)
     assert [each.runtime for each in found] == chosen and all(each.network == "own" for each in found)
     assert min(min(each.throughput, each.latency) for each in found) > 0
-    with torch.no_grad():
-        expected = network.eval()(IMAGES)
+    expected = network.eval()(IMAGES)
     for runtime, output in outputs.items():
         tolerance = 1e-4 if "float32" in runtime else 0.05
         assert (output.float() - expected).norm() < tolerance * expected.norm(), runtime

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import facts
 from facts.cli import app
 from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS
-from tests.saving.setting import assert_same, compressed, from_recipe
+from tests.saving.setting import assert_same
 
 NAME, ADDRESS = "somebody/small-vit", "https://hub.example"
 
@@ -52,11 +52,6 @@ class FakeHub:
             for file in filter_repo_objects([path.name for path in source.iterdir()], allow_patterns=allow_patterns):
                 shutil.copy(source / file, target)
         return str(target)
-
-
-@pytest.fixture(scope="module")
-def result():
-    return compressed(*from_recipe())
 
 
 @pytest.fixture

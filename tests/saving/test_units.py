@@ -33,11 +33,6 @@ with torch.no_grad():
 """
 
 
-def outputs_of(model, images=IMAGES):
-    with torch.no_grad():
-        return model(images)
-
-
 def test_saved_and_loaded(units, tmp_path):
     plan, block = units.plan, units.model.blocks[0]
     assert block.mlp.fc1.out_features == plan[HIDDEN] < 192 and plan[SCORES] < 16
@@ -92,8 +87,8 @@ def test_the_text_in_the_folder_loads_it_without_facts(units, tmp_path):
     paths = [tmp_path / name for name in (*results, "images", "outputs")]
     subprocess.run([sys.executable, "-I", "-c", WITHOUT_FACTS, *paths], check=True, cwd=tmp_path)
     (outputs, in_half, of_merged), not_fused = torch.load(paths[-1])
-    assert outputs.equal(outputs_of(units.model))
-    assert in_half.equal(outputs_of(facts.load_compressed(tmp_path / "half").model, IMAGES.bfloat16()))
+    assert outputs.equal(units.model(IMAGES))
+    assert in_half.equal(facts.load_compressed(tmp_path / "half").model(IMAGES.bfloat16()))
     torch.testing.assert_close(not_fused[0], outputs)
     for found in (of_merged, not_fused[-1]):
-        torch.testing.assert_close(found, outputs_of(merged.model), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, merged.model(IMAGES), rtol=1e-4, atol=1e-5)
