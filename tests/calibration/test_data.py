@@ -237,8 +237,7 @@ def test_inputs_by_name_are_compressed_as_pairs_are():
             (images, torch.tensor(LABELS).flip(0)),
         )
     )
-    with torch.no_grad():
-        found, expected, other = (run(result.model, images) for result in (by_name, in_pairs, others))
+    found, expected, other = (run(result.model, images) for result in (by_name, in_pairs, others))
     assert by_name.plan == in_pairs.plan and by_name.summary.before == in_pairs.summary.before
     assert found.equal(expected) and not found.equal(other)
 

@@ -110,7 +110,6 @@ def problem_of(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@torch.no_grad()
 def test_at_full_width_outputs_are_the_originals(name):
     """Those of the calls of linear layers, and those of the narrow modules; 1e-10 covers ill-conditioned factors."""
     problem = problem_of(name)
@@ -125,7 +124,6 @@ def test_at_full_width_outputs_are_the_originals(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@torch.no_grad()
 def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     """Each part at half of its width; the weights that are gone are those of the plan."""
     problem = problem_of(name)
@@ -148,7 +146,6 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
 
 
 @pytest.mark.parametrize("name", ["vit", "norm of hidden units", "grouped queries, rotated"])
-@torch.no_grad()
 def test_comcats_mixture_of_one_choice_is_that_choice(name):
     """Each part at its second rank, and each as it is."""
     problem = problem_of(name)
@@ -164,7 +161,6 @@ def test_comcats_mixture_of_one_choice_is_that_choice(name):
 
 
 @pytest.mark.parametrize("name", ["vit", "swin", "convnext", "packed swiglu", "grouped queries, rotated"])
-@torch.no_grad()
 def test_parts_are_timed_in_networks_that_run(name):
     """Each is put into a copy of the network at the ranks to be measured; the modules' times are divided whole."""
     calibration = prepared(name)

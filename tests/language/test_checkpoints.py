@@ -108,9 +108,8 @@ def test_layers_parameters_and_operations(qwen3):
     assert dense.flops == 2 * 2048 * (linear + EMBEDDINGS)  # the head shares their weights
 
     for name, layer in layers.items():
-        form = PLAIN
-        rank = form.rank_of_ratio(layer.out_features, layer.in_features, 0.7)
-        qwen3.set_submodule(name, form.empty(layer, rank))
+        rank = PLAIN.rank_of_ratio(layer.out_features, layer.in_features, 0.7)
+        qwen3.set_submodule(name, PLAIN.empty(layer, rank))
     small = count_cost(qwen3, (1, 2048))
     kept = 28 * sum(int(m * n // (m + n) * 0.7) * (m + n) for m, n in PER_BLOCK.values())
     assert small.params == kept + EMBEDDINGS + NORMS

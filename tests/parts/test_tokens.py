@@ -15,6 +15,7 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
 import facts
+from facts.cost.timing import TimingPolicy
 from facts.modules.tokens import Assignment, Merge, MergedBlock, Tokens, change_block
 from facts.moments.batch import LayerBatch
 from facts.search import programs
@@ -49,7 +50,7 @@ def prepared():
 
 @pytest.fixture(scope="module")
 def result(prepared):
-    return facts.compress(prepared, ratio=0.6, budget=facts.Budget(rounds=()))
+    return facts.compress(prepared, ratio=0.6)
 
 
 def test_the_increase_is_wards():
@@ -170,7 +171,6 @@ def as_published(model, image, counts):
     return model.forward_head(model.norm(x))
 
 
-@torch.no_grad()
 def test_without_a_metric_it_is_token_merging_as_published(tmp_path):
     model, data = vit(), batches()
     cached = facts.Execution(cache=tmp_path / "cache")
@@ -193,7 +193,6 @@ NETWORKS = {
     "torchvision": (lambda: spread(torchvision.models.VisionTransformer(64, 16, 2, 2, 32, 64)), 1, "ln_2"),
     "ViT": (lambda: spread(transformers.ViTModel(transformers.ViTConfig(**SIZES))), 1, "layernorm_after"),
     "DINOv2": (lambda: spread(transformers.Dinov2Model(transformers.Dinov2Config(**SIZES))), 1, "norm2"),
-    "CLIP": (lambda: spread(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SIZES))), 1, "layer_norm2"),
     "SigLIP": (
         lambda: spread(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**SIZES))),
         0,
@@ -205,7 +204,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_blocks_with_global_attention_merge_inside(name):
     build, protected, entry = NETWORKS[name]
-    size = 32 if name in ("ViT", "DINOv2", "CLIP", "SigLIP") else 64
+    size = 32 if name in ("ViT", "DINOv2", "SigLIP") else 64
     model, data = build(), [x for x, _ in batches((3, size, size))]
     prepared = facts.prepare(model, data, parts="tokens")
     assert {(part.protected, part.entry) for part in prepared.parts.values()} == {(protected, entry)}
@@ -317,16 +316,14 @@ def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
     assert len({*errors}) > 1 and found.plan == plans[errors.index(min(errors))]
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.8])
-@pytest.mark.parametrize("search", ["uniform", "cors_fisher"])
+@pytest.mark.parametrize(("search", "ratio"), [("uniform", 0.8), ("cors_fisher", 0.3)])
 def test_no_plan_exceeds_its_budget(prepared, search, ratio):
-    found = facts.compress(prepared, search=search, ratio=ratio, budget=facts.Budget(rounds=()))
+    found = facts.compress(prepared, search=search, ratio=ratio)
     assert 0 < found.summary.costs.spent["flops"] <= found.summary.costs.budget["flops"]
 
 
 def test_rounds_are_for_units_alone(prepared, result):
-    found = facts.compress(prepared, ratio=0.6)
-    assert found.plan == result.plan and not found.summary.method.rounds
+    assert not result.summary.method.rounds
     with pytest.raises(ValueError, match="rounds are for units without tokens"):
         facts.compress(prepared, ratio=0.5, budget=facts.Budget(rounds=(0.7,)))
     rounds = facts.compress(vit(depth=1), batches(), ratio=0.5, budget=facts.Budget(rounds=(0.7,))).summary.method
@@ -342,17 +339,18 @@ def test_tokens_save_no_parameters(prepared):
 @pytest.mark.system
 def test_a_bounded_latency_is_measured():
     model, data = vit(depth=1, embed_dim=192), batches()  # large enough that overhead is little
-    found = facts.compress(model, data, parts=("units", "tokens"), cost="latency", ratio=0.9)
+    execution = facts.Execution(timing=TimingPolicy(num_turns=5, min_seconds=0.05))
+    prepared = facts.prepare(model, data, parts=("units", "tokens"), execution=execution)
+    found = facts.compress(prepared, cost="latency", ratio=0.9)
     assert 0 < found.summary.costs.latency["measured"] < 1.2 * found.summary.costs.latency["dense"]
 
 
 def test_a_batch_equals_its_samples_and_threads_do_not_disturb_each_other(result):
     ((x, _), *_), model = batches(), result.model
-    with torch.no_grad():
-        expected = model(x)
-        assert torch.allclose(torch.cat([model(each[None]) for each in x]), expected, atol=1e-10)
-        with ThreadPoolExecutor(4) as pool:
-            assert all(found.equal(expected) for found in pool.map(model, [x] * 12))
+    expected = model(x)
+    assert torch.allclose(torch.cat([model(each[None]) for each in x]), expected, atol=1e-10)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found.equal(expected) for found in pool.map(model, [x] * 12))
 
 
 @pytest.mark.system
@@ -428,8 +426,6 @@ def test_protected_tokens_can_be_said():
 
 
 def test_what_does_not_go_together_is_refused(prepared):
-    with pytest.raises(ValueError, match="parts must be one of layers, units, tokens, or several, got 'toker'"):
-        facts.prepare(vit(), batches(), parts="toker")
     with pytest.raises(ValueError, match="MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"):
         facts.compress(prepared, search="memvit", ratio=0.5)
     tokens = facts.prepare(vit(), batches(), parts="tokens")
