@@ -1,14 +1,27 @@
 """A command line in this process, images in folders, and a compressed network in a folder."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from facts.cli import app
-from tests.cli.pictures import write_images
 
 VIT = ("timm/tiny_vit", "--weights", "random", "--num-classes", "3", "--num-workers", "0")
+
+
+def write_images(folder: Path, classes=("cat", "dog", "fox"), number=4, seed=0) -> Path:
+    """Images of noise, `number` a class."""
+    rng = np.random.default_rng(seed)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for index in range(number):
+            pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+    return folder
 
 
 def saved(folder):

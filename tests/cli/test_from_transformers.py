@@ -42,12 +42,12 @@ def accuracy(folder, images, labels):
     """Measure the network by transformers' own means."""
     model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    with torch.no_grad():
-        found = model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1)
+    found = model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1)
     return 100 * (found == torch.tensor(labels)).double().mean().item()
 
 
 class TestNetworks:
+    @pytest.mark.system
     def test_compress_and_evaluate(self, run, classifier, photos, tmp_path):
         """Accuracy is that of transformers, and labels are the network's."""
         from PIL import Image
@@ -150,6 +150,7 @@ def language_model(texts, tmp_path_factory):
     return folder
 
 
+@pytest.mark.system
 def test_compress_and_evaluate(run, language_model, texts, tmp_path):
     data = ("--data", texts / "train.txt", "--evaluation-text", texts / "test.txt")
     result = run("compress", language_model, *data, *SIZES, "--out", tmp_path / "small")

@@ -9,7 +9,7 @@ import torch
 
 from facts.tasks import ImageFolder
 from facts.tasks.classification.files import synsets
-from tests.cli.pictures import write_images
+from tests.cli.conftest import write_images
 
 SYNSETS = (synsets()[7], synsets()[400])
 
