@@ -14,7 +14,6 @@ from experiments.mini.train import mini_recipe
 from experiments.runner import open_cell, run_cell
 from experiments.train_dense import train
 from facts.cost.count import count_cost
-from facts.finetuning import Recovery, finetune, recovery
 
 pytestmark = pytest.mark.external
 
@@ -48,10 +47,9 @@ def test_compressed_and_finetuned(cell, column):
     assert record.seconds.keys() >= {"decomposition", "search", "finetuning", "evaluation"}
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-def test_trained_in_stages(cell, column):
+def test_trained_in_stages(cell):
     epochs = ["stages.retraining.mini.num_epochs=1", "stages.training.mini.num_epochs=1", "task.mini.batch_size=80"]
-    staged = cell(column, "estimator=pela", "stages=pela", *epochs)
+    staged = cell("segmentation", "estimator=pela", "stages=pela", *epochs)
     record = run_cell(staged)
     assert record.status == "done"
     assert record.seconds.keys() >= {"retraining", "finetuning"}
@@ -62,19 +60,14 @@ def test_trained_in_stages(cell, column):
     assert run_cell(staged).attempt == record.attempt  # it is not run again
 
 
-def test_a_detector_recovers(detection, detector, monkeypatch):
+def test_a_detector_recovers(detection, detector):
     """A compressed detector learns from the original, without boxes."""
     calibration = detection.calibration(detector)
     losses = {"loss": detection.loss, "output_error": detection.output_error}
     result = facts.compress(facts.prepare(detector, calibration, **losses), ratio=0.3)
-    recipe, outcomes = {"epochs": 6, "batch_size": 2, "views": False}, []
-    course = facts.recover(result, calibration, **recipe).summary.recovery
+    course = facts.recover(result, calibration, epochs=6, batch_size=2, views=False).summary.recovery
     assert (course.num_samples, course.num_held_back) == (11, 4)  # and one image chooses the epoch
     assert course.after < course.before
-    monkeypatch.setattr(recovery, "finetune", lambda *given: outcomes.append(finetune(*given)) or outcomes[-1])
-    whole = facts.compress(facts.prepare(detector, calibration, held_out=(), **losses), ratio=0.3)
-    Recovery(**recipe).teach(whole.model, detector, (calibration, ()), detection.output_error)
-    assert min(outcomes[0].errors) < 0.8 * outcomes[0].errors[0]  # on the images that choose, with all others to learn
 
 
 def test_a_loaded_detector_finds_the_same_boxes(detection, detector, tmp_path):

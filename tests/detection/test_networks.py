@@ -49,14 +49,12 @@ def test_a_checkpoint_of_the_library_gives_the_library_s_own_outputs(name, tmp_p
     torch.save(checkpoint, tmp_path / "epoch_12.pth")
     network = replace(recipe, weights=str(tmp_path / "epoch_12.pth")).build()
     images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        expected, maps = original.extract_feat(images), network(images).maps
+    expected, maps = original.extract_feat(images), network(images).maps
     assert len(maps) == len(expected)
     for ours, theirs in zip(maps, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # float32, in another order of operations
     if name != "mask_rcnn_swin_b":
-        with torch.no_grad():
-            torch.testing.assert_close(network(images).logits, original.decode_head(expected), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(network(images).logits, original.decode_head(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +74,8 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
     layers = select_layers(network, excluded_names=excluded).layers
     assert all(layer.startswith("backbone.") for layer in layers)
     for layer, dense in layers.items():
-        form = PLAIN
-        rank = form.rank_of_ratio(dense.out_features, dense.in_features, ratio)
-        network.set_submodule(layer, form.empty(dense, rank))
+        rank = PLAIN.rank_of_ratio(dense.out_features, dense.in_features, ratio)
+        network.set_submodule(layer, PLAIN.empty(dense, rank))
     costs.append(count_cost(network, (3, 512, 512)))
     assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.001)  # the paper gives one decimal
     if mparams:
@@ -95,8 +92,7 @@ def test_attention_and_mlps_of_the_backbone_are_units(name):
     kinds = {type(part) for layer, part in prepared.parts.items() if "attn" in layer or "ffn" in layer}
     assert kinds == {ScoreUnit, OutputUnit, HiddenUnit}
     images = torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        expected, maps = network(images).maps, prepared.rewritten(images).maps
+    expected, maps = network(images).maps, prepared.rewritten(images).maps
     for ours, theirs in zip(maps, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # float32, and heads as wide as the inputs
 
@@ -133,8 +129,7 @@ def test_the_backbone_gives_the_classifier_s_features(name, form):
         classifier = compress(prepared, estimator="pela", form=form, ratio=0.5).model
     network = untrained(recipe, classifier)
     images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        ours = network.backbone(images)[-1]
+    ours = network.backbone(images)[-1]
     torch.testing.assert_close(ours, features(classifier, images), rtol=1e-4, atol=1e-5)  # float32
     kinds = {type(module) for module in network.backbone.modules() if isinstance(module, LowRankLayer)}
     assert kinds == {None: set(), "plain": {LowRankLinear}, "pivoted": {PivotedLinear}}[form]

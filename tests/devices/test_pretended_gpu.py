@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
+from experiments.mini.digits import Digits
 from experiments.runner import open_cell, run_cell
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.modules.lowrank import LowRankLayer
@@ -55,6 +56,7 @@ def test_a_cut_of_an_elastic_folder(tmp_path):
 
 
 def test_a_cell(cell_config, monkeypatch):
+    monkeypatch.setattr(Digits, "num_evaluation", 128)
     small = ["task.mini.num_calibration=64", "task.mini.num_sensitivity=16"]
     small += ["parts='units,tokens'", "search=cors_fisher"]
     here = run_cell(open_cell(cell_config(*small)))
