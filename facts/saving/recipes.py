@@ -50,6 +50,8 @@ def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
             raise ValueError(f"no recipe builds this {type(model).__name__}")
         recipe = recipe.portable()
         recipe.refuse_foreign()
+        if _structure(_rebuilt(recipe, result))[1] != _structure(model)[1]:  # as after two compressions
+            raise ValueError(f"the recipe of this {type(model).__name__} builds another network than was compressed")
     except ValueError as error:
         log.warning("%s: load it with facts.load_compressed(folder, model=the dense network)", error)
         return None
@@ -70,13 +72,17 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     try:
         with torch.device("meta"):
             arguments |= differing_options(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
-            recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
-            rebuilt = emptied(
-                build_recipe(recipe), result.summary.method.parts, result.plan, layouts_of(model), descriptions(model)
-            )
+        recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
+        return recipe if _structure(_rebuilt(recipe, result)) == _structure(model) else None
     except ValueError:  # the named network has other layers, or takes other options
         return None
-    return recipe if _structure(rebuilt) == _structure(model) else None
+
+
+def _rebuilt(recipe: Recipe, result: CompressionResult) -> nn.Module:
+    """Build what loading the result by a recipe would give, without values. Raises `ValueError` if it cannot be."""
+    with torch.device("meta"):
+        dense, model = build_recipe(recipe), result.model
+        return emptied(dense, result.summary.method.parts, result.plan, layouts_of(model), descriptions(model))
 
 
 def _structure(model: nn.Module) -> tuple[dict[str, Any], ...]:

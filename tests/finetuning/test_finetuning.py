@@ -111,7 +111,7 @@ def test_a_backbone_can_learn_more_slowly():
 def test_a_loss_that_is_not_finite_is_an_error():
     task = Given([2, 2])
     task.batches[1][0][0] = torch.nan
-    with pytest.raises(ValueError, match="the loss is nan in epoch 0, step 1: lower learning_rate, or use precision"):
+    with pytest.raises(ValueError, match="the loss is nan in epoch 0, step 1: check that the inputs are finite, lower"):
         finetuned(task)
     task.batches = []
     with pytest.raises(ValueError, match=r"no complete batch to train on: lower its batch_size"):

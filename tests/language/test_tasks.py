@@ -146,7 +146,7 @@ def test_texts_and_benchmarks_in_files(tmp_path, model, written):
     quiz = replace(corpus, benchmark_names=("quiz",), benchmark_folder=written)
     assert quiz.inspect().endswith("1 benchmarks")
     made = questions("word", paragraphs("evaluation"), 8, 0)
-    right = [_likeliest(model, question, False) == question["answer"] for question in made]
+    right = [_likeliest(model, question) == question["answer"] for question in made]
     assert quiz.evaluate(model)["accuracy_quiz"] == pytest.approx(100 * sum(right) / 8)
     with pytest.raises(ValueError, match=r"no benchmark is called yours in .*, which describes mine, quiz"):
         replace(quiz, benchmark_names=("mine", "yours")).inspect()

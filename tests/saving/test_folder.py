@@ -154,15 +154,21 @@ def test_buffers_that_are_in_no_file_keep_their_types_in_a_given_network(tmp_pat
     assert_same(facts.load_compressed(tmp_path, model=swin("swinv2_cr_tiny_ns_224")[0].float()), result, shape)
 
 
-def test_rare_options_of_timm_ask_for_the_network(tmp_path, caplog):
-    """Names and shapes are the defaults of the network's name, the computation is not, and no module prints it."""
-    model = timm.create_model("test_vit", num_classes=16, num_heads=4).eval()
-    result = compressed(model, (3, 160, 160))
-    facts.save_compressed(result, tmp_path)
+@pytest.mark.parametrize("was_compressed", [False, True])
+def test_what_no_recipe_builds_asks_for_the_network(was_compressed, tmp_path, caplog):
+    """Heads that neither name, shapes nor modules show; or a loaded network, compressed once more."""
+    shape, options = (3, 160, 160), {} if was_compressed else {"num_heads": 4}
+    model = timm.create_model("test_vit", num_classes=16, **options).eval()
+    if was_compressed:
+        narrower = facts.compress(model, [torch.rand(4, *shape)] * 2, parts="units", ratio=0.8)
+        facts.save_compressed(narrower, tmp_path / "first")
+        model = facts.load_compressed(tmp_path / "first").model
+    result = compressed(model, shape)
+    facts.save_compressed(result, tmp_path / "last")
     assert "load it with facts.load_compressed(folder, model=the dense network)" in caplog.text
     with pytest.raises(ValueError, match=REFUSED):
-        facts.load_compressed(tmp_path)
-    assert_same(facts.load_compressed(tmp_path, model=model), result, (3, 160, 160))
+        facts.load_compressed(tmp_path / "last")
+    assert_same(facts.load_compressed(tmp_path / "last", model=model), result, shape)
 
 
 def test_a_layer_under_two_names(tmp_path):
