@@ -267,11 +267,6 @@ def _num_rows(layer: nn.Module, shapes: list[torch.Size]) -> int:
     return sum(shape[:-3].numel() * -(-shape[-2] // down) * -(-shape[-1] // right) for shape in shapes)
 
 
-def _copied(sample: Any, device: torch.device) -> Any:
-    """Copy tensors, so that the given ones stay even if the network changes what it gets."""
-    return tree_map_only(Tensor, torch.clone, to_device(sample, device))
-
-
 def refuse_unreadable(model: nn.Module, batches: Iterable[tuple[Any, Any]], precision: torch.dtype) -> None:
     """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape.
 
@@ -285,4 +280,4 @@ def refuse_unreadable(model: nn.Module, batches: Iterable[tuple[Any, Any]], prec
             if (kind := described(sample)) not in tried:
                 tried.add(kind)
                 with reading(model, inputs, "the first sample"):
-                    run(model, _copied(sample, device))
+                    run(model, tree_map_only(Tensor, torch.clone, to_device(sample, device)))

@@ -148,7 +148,7 @@ def recover(
     if original is None:
         raise ValueError("this result does not hold the original network: give original=")
     batches, first = read(data, original, "recovery")
-    dtype = next(original.parameters()).dtype
+    dtype = type_of(original)
     refuse_unreadable(original, batches, dtype if dtype in HALVES else torch.float32)
     parts = divide(batches, first)
     error = output_error or result.output_error or default_error(original, parts[0])

@@ -4,6 +4,7 @@ import json
 import os
 import pkgutil
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,7 @@ def load_compressed(
         with torch.device("meta"), BoundedTensors(DENSE_PER_SAVED * len(header)):
             sketch = build_recipe(recipe)
     else:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be the dense network, got a {type(model).__name__}")
-        model = unwrapped(model)
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            raise ValueError("model has tensors on the meta device, which hold no values: build it on the CPU")
+        model = _given(model)
         sketch = skeleton(model)
     planned = manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described
     sketch = emptied(sketch, *planned)
@@ -90,13 +87,7 @@ def load_compressed(
     with torch.device("cpu"):  # not the default device
         model = emptied(build_recipe(recipe) if model is None else model, *planned)
     convert(model, tensors, manifest.buffers)
-    # Parts of a larger tensor, as in PyTorch's attention, and expanded ones cannot be written one by one.
-    own = {id(each): each for each in tensors_of(model).values() if type(each.data) is Tensor}.values()
-    for tensor, data in zip(own, apart(each.data for each in own), strict=True):
-        tensor.data = data
-    states = model.state_dict()  # with those that no file holds, and names of shared tensors, which the file holds once
-    states.update(tensors)
-    model.load_state_dict(states)
+    _fill(model, tensors)
     shape = manifest.summary.costs.input_shape
     if is_transformers(model):
         read_processors(model, folder)
@@ -109,6 +100,27 @@ def load_compressed(
         result = cut(result, manifest.fingerprint, folder, budget.with_ratios(ratio))
         refuse_wrong_values(result.model, result.model.state_dict(), folder / DECOMPOSITIONS)
     return result
+
+
+def _given(model: Any) -> nn.Module:
+    """The dense network that a user gives. Raises `ValueError` for anything else."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be the dense network, got a {type(model).__name__}")
+    model = unwrapped(model)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError("model has tensors on the meta device, which hold no values: build it on the CPU")
+    return model
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a file into a network; states that no file holds stay as they are."""
+    # Parts of a larger tensor, as in PyTorch's attention, and expanded ones cannot be written one by one.
+    own = {id(each): each for each in tensors_of(model).values() if type(each.data) is Tensor}.values()
+    for tensor, data in zip(own, apart(each.data for each in own), strict=True):
+        tensor.data = data
+    states = model.state_dict()  # also with all names of shared tensors, which the file holds once
+    states.update(tensors)
+    model.load_state_dict(states)
 
 
 def built_by(architecture: str) -> nn.Module:
