@@ -158,11 +158,15 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
         yield experiment
 
 
+def names_of_files() -> list[str]:
+    """Names of all files of experiments, a user's too."""
+    return GlobalHydra.instance().config_loader().get_group_options("experiment")
+
+
 def every_experiment() -> list[Experiment]:
     """Every experiment in `conf/experiment`: the main job's in its order, then the others by name."""
-    options = GlobalHydra.instance().config_loader().get_group_options("experiment")
     own = {}
-    for name in options:
+    for name in names_of_files():
         if name not in ("ablation", "all") and not name.startswith("_"):
             try:
                 if is_for_profile(experiment := read_experiment(name)):
@@ -285,6 +289,8 @@ def ablation_of(config: DictConfig) -> Experiment:
     if experiment.name == experiment.option:
         values = [override.partition("=")[2] for overrides in experiment.rows.values() for override in overrides]
         experiment.name = name_of([*(field.replace(".", "_") for field in fields), *values, *choices])
+    elif experiment.name in names_of_files() or not re.fullmatch(r"[\w-]+", experiment.name):
+        raise ValueError(f"experiment.name={experiment.name}: give it a new name, of letters, digits, _ and -")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)
     ratios = by_column({title: f"{100 * config.ratio:g} %" for title, config in columns.items()}, " and ")

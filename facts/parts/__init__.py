@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from facts.cost.probe import Probe, are_close
 from facts.decomposition.truncation import Decomposition
@@ -17,7 +18,7 @@ from facts.modules.linear_calls import (
     stand_in,
     with_linear_layers,
 )
-from facts.modules.networks import autocast, evaluating, run
+from facts.modules.networks import autocast, evaluating, run, type_of
 from facts.parts.attention import Attention
 from facts.parts.base import USED_ELSEWHERE, Description, Found, Kind, Part, Plan, module_at
 from facts.parts.hidden import Hidden
@@ -72,7 +73,9 @@ def find(
 
 @torch.no_grad()
 def _are_separate(model: nn.Module, found: Iterable[Found], probe: Probe) -> bool:
-    """Whether the whole network computes the same after each of the two changes of all that was found."""
+    """Whether the whole network computes the same, as far as its precision goes, after each of two changes."""
+    device, types = next(model.parameters()).device, (probe.precision, type_of(model))
+    rounded = max(types, key=lambda each: torch.finfo(each).eps)  # outputs may be of a finer type
     outputs = []
     for side in (0, 1):
         network = stand_in(model)
@@ -80,8 +83,15 @@ def _are_separate(model: nn.Module, found: Iterable[Found], probe: Probe) -> boo
             for each in found:
                 for change in each.changes[side : side + 1]:
                     change(network)
-            with evaluating(network), autocast(next(model.parameters()).device, probe.precision):
-                outputs.append(run(network, probe.sample))
+            with evaluating(network), autocast(device, probe.precision):
+                result = run(network, probe.sample)
+            outputs.append(
+                [
+                    each.to(rounded)
+                    for each in tree_leaves(result)
+                    if isinstance(each, Tensor) and each.is_floating_point()
+                ]
+            )
         except Exception:  # from anyone's code
             return False
     one, other = outputs

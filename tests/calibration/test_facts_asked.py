@@ -140,6 +140,20 @@ def test_what_other_code_sees_or_changes_is_no_unit(use, lost):
     assert (USED_ELSEWHERE in prepared.skipped.values()) == bool(lost)
 
 
+class Fine(Using):
+    def forward(self, images):
+        return super().forward(images).float()
+
+
+def test_units_are_found_in_half_precision_behind_outputs_in_float32():
+    network = Fine(lambda block, x: x)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.2)  # or no block would matter
+    network.bfloat16()
+    prepared = facts.prepare(network, [(x.bfloat16(), y) for x, y in batches(3, 16, 16)], parts="units")
+    assert len(prepared.units) == 6, prepared.skipped
+
+
 class First(nn.Module):
     """The first parameter says nothing about the others; a layer's sizes are those before it was cut."""
 

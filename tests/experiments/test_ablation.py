@@ -108,6 +108,9 @@ def test_no_two_ablations_have_the_same_name(ablation):
     of_the_run = ["results=/elsewhere", "workers=2", "tracking=off", "imagenet=/data"]
     assert ablation(*lines[0], "model=deit_s", *of_the_run).name == names[0]
     assert ablation(*lines[0], "model=deit_s", "experiment.name=mine").name == "mine"
+    for name in ("units", "../mine"):
+        with pytest.raises(ValueError, match="give it a new name"):
+            ablation(*lines[0], f"experiment.name={name}")
 
 
 @pytest.mark.parametrize(
