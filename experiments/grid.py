@@ -129,6 +129,9 @@ def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
             experiment.seeds = config.seeds
         if experiment.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {experiment.seeds}")
+        of_columns = [{line.partition("=")[0] for line in lines} for lines in experiment.columns.values()]
+        for key in {override.key_or_group for override in given_overrides()}.intersection(*of_columns):
+            log.warning("%s= has no effect on %s, all columns of which set it", key, experiment.name)
         yield experiment
 
 

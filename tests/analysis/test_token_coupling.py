@@ -21,12 +21,6 @@ if find_spec("hyppo") is None:  # slow to import
     pytest.skip("the extra `analysis` is not installed", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
-    """In a new environment Numba would compile hyppo's functions for half a minute."""
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-
-
 def filled(x, g, sizes=None):
     store = TokenStore()
     for x_part, g_part in zip(x.split(sizes or len(x)), g.split(sizes or len(g)), strict=True):

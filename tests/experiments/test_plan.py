@@ -18,9 +18,10 @@ from facts.models import Recipe
 
 
 @pytest.mark.system
-def test_a_plan_shows_every_cell_without_running_any(command, tmp_path):
-    """The fields of the two experiments do not go together."""
-    printed = command(reproduce, "experiment=[motivation_layers,fisher_estimators]", "plan=true")
+def test_a_plan_shows_every_cell_without_running_any(command, tmp_path, caplog):
+    """The fields of the two experiments do not go together, and one that all columns set is warned of."""
+    printed = command(reproduce, "experiment=[motivation_layers,fisher_estimators]", "model=deit_s", "plan=true")
+    assert "model= has no effect on fisher_estimators, all columns of which set it" in caplog.text
     assert printed.count("to do") == 3 + 14
     assert re.search(r"together +│ 17 .* unknown ", printed)
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
