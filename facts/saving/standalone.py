@@ -22,8 +22,10 @@ def leading(heads, width, layer, inputs):
     return inputs[0].unflatten(-1, (heads, -1))[..., :width].flatten(-2)
 
 
-def merged(x, sizes, places, number, protected, directions):
-    """Merge the tokens `[N, n, D]` that lose least, until `number` remain; `places` are those of the original ones."""
+def merged(x, sizes, places, kept, original, protected, directions):
+    """Merge the tokens `[N, n, D]` that lose least, until `kept` of `original` ones remain; those have `places`."""
+    here, free, whole = (count - protected for count in (places.shape[1], kept, original))
+    number = protected + max(1, (2 * here * free + whole) // (2 * whole))  # images of other sizes keep the same share
     while (excess := x.shape[1] - number) > 0:
         features = x.float() @ directions.float().T
         (a, b), (s, t) = ((each[:, protected::2], each[:, protected + 1 :: 2]) for each in (features, sizes))
@@ -53,7 +55,8 @@ class Merging(nn.Sequential):
         places = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
         for name, block in self.named_children():
             x = x + block.ls1(block.attn(block.norm1(x), attn_mask=sizes.log().to(x.dtype)[:, None, None]))
-            x, sizes, places = merged(x, sizes, places, *self.tokens.get(name, (x.shape[1], 0, None)))
+            if name in self.tokens:
+                x, sizes, places = merged(x, sizes, places, *self.tokens[name])
             x = x + block.ls2(block.mlp(block.norm2(x)))
         return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
 
@@ -79,7 +82,7 @@ def load(folder):
     directions = {name: weights.pop(f"{name}.directions") for name in made["described"]}
     if directions:
         tokens = {
-            name.split(".")[1]: (made["plan"][name], about["protected"], directions[name])
+            name.split(".")[1]: (made["plan"][name], about["tokens"], about["protected"], directions[name])
             for name, about in made["described"].items()
         }
         network.blocks = Merging(tokens, network.blocks)
