@@ -68,6 +68,8 @@ def _with_samples(batch: tuple[Any, Any]) -> tuple[Any, Any]:
             f"the inputs of a batch hold no tensor, but {described(batch[0])}: give (inputs, targets), inputs alone or "
             "a mapping of inputs by name, as tensors [N, ...]; texts need a tokenizer, and files a transform"
         )
+    if first.is_nested or first.layout != torch.strided:
+        raise ValueError(f"a batch of the data is nested or {first.layout}: give dense tensors [N, ...]")
     if first.shape[:1] == (0,):
         raise ValueError(f"a batch of the data holds no samples ({described(first)}): leave it out")
     return batch

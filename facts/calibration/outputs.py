@@ -264,6 +264,10 @@ def distance(
     errors, sizes = torch.tensor(own, dtype=torch.float64).reshape(-1, 2).T
     if not len(sizes):
         return None
+    unknown = errors.isnan()  # as the original's outputs are, or they would have been refused
+    if unknown.any() and not unknown.all():
+        log.warning("%d of %d samples, whose outputs are NaN in the original, do not count", unknown.sum(), len(sizes))
+        errors, sizes = errors[~unknown], sizes[~unknown]
     if num_zero:
         log.warning(
             "outputs of %d samples are all zeros: their error is 1 if the changed ones are not, or else 0", num_zero
@@ -300,11 +304,11 @@ class _Information:
 
     def add(self, logits: Tensor) -> None:
         for part in in_chunks(logits):
-            logs = part.double().log_softmax(dim=-1)
+            logs = part[~part.isnan().any(dim=-1)].double().log_softmax(dim=-1)
             total = logs.exp().sum(dim=0).cpu()
             self.distributions = total if self.distributions is None else self.distributions + total
             self.known += (logs.exp() * logs).sum().item()
-            self.num_rows += len(part)
+            self.num_rows += len(logs)
 
     def total(self) -> float:
         """Total over the rows."""

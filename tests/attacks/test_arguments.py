@@ -125,6 +125,7 @@ ATTACKS = {
     "no data": (lambda: compress(data=None), "FACTS needs calibration data"),
     "labels of another shape": (lambda: compress(data=[(IMAGES, LABELS[:3])]), "samples has 3 labels"),
     "a batch without samples": (lambda: compress(data=[BATCHES[0], (IMAGES[:0], LABELS[:0])]), "holds no samples"),
+    "sparse data": (lambda: compress(data=[IMAGES.to_sparse()]), "a batch of the data is nested or torch.sparse_coo"),
     "no sensitivity data": (lambda: compress(sensitivity=[]), "the sensitivity data is empty"),
     "nothing to recover from": (lambda: facts.recover(compress(ratio=1), None), "got CompressionResult and NoneType"),
     "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "a result of facts.compress.* EveryShape"),

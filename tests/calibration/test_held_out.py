@@ -196,6 +196,15 @@ def test_outputs_that_become_nan_are_an_error_whatever_compares_them():
         compare(original, changed, lambda first, second: (first - second)[:, 1].sum())
 
 
+def test_samples_whose_outputs_are_nan_in_the_original_do_not_count(caplog):
+    original, changed = torch.randn(2, 12, 5)
+    original[3] = changed[3] = torch.nan
+    found, others = compare(original, changed, kl_divergence), torch.arange(12) != 3
+    assert found.num_samples == 11 and "1 of 12 samples, whose outputs are NaN in the original" in caplog.text
+    expected = compare(original[others], changed[others], kl_divergence, (11,))
+    assert (found.mean, found.share) == pytest.approx((expected.mean, expected.share))
+
+
 def test_a_budget_that_is_too_small(caplog):
     with caplog.at_level(logging.WARNING):
         result = facts.compress(make_model(), image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM)
