@@ -23,7 +23,7 @@ from facts.modules.networks import autocast, frozen, hooked, replaced_forwards, 
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed
-from facts.utils.batches import batch_size, in_parts, reading, share, to_device, versions_of
+from facts.utils.batches import Refusal, batch_size, in_parts, reading, share, to_device, versions_of
 from facts.utils.progress import waiting, with_progress
 
 log = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class Capture:
         self.ever_ran.add(name)
         inputs, block = args[0].detach(), self.running
         if self.with_grads and not (block or torch.is_grad_enabled()):
-            raise ValueError(
+            raise Refusal(
                 f"layer {name} is called without gradients, as under torch.no_grad() or in a reentrant checkpoint: let "
                 "it have gradients, or leave it out of the layers"
             )

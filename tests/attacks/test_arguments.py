@@ -110,7 +110,7 @@ ATTACKS = {
     **{
         name: (lambda run=run: compress(Wrapped(run)), message)
         for name, run, message in (
-            ("no gradients", torch.no_grad()(lambda network, x: network(x)), "layer .* is called without gradients"),
+            ("no gradients", torch.no_grad()(lambda network, x: network(x)), "^layer .* is called without gradients"),
             ("detached outputs", lambda network, x: network(x).detach(), "the network detaches its outputs"),
             ("infinite outputs", lambda network, x: network(x) - torch.inf, "have an error of nan from themselves"),
         )
