@@ -194,7 +194,7 @@ def compose(*overrides: str) -> DictConfig:
 
 
 @contextmanager
-def _in_a_line() -> Iterator[None]:
+def _as_value_error() -> Iterator[None]:
     """Turn Hydra's errors, of many lines, into a `ValueError` of one."""
     try:
         yield
@@ -204,7 +204,7 @@ def _in_a_line() -> Iterator[None]:
         raise ValueError(f"{error}: {error.__cause__}".partition("\n")[0]) from error
 
 
-@_in_a_line()
+@_as_value_error()
 def composed(*overrides: str) -> DictConfig:
     """Compose a cell as Hydra does. Raises `ValueError` for a choice or a field that does not exist.
 

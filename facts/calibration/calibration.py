@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch, OneByOne, read
+from facts.calibration.outputs import refuse_unreadable
 from facts.cost.count import Cost, count_flops, count_params
-from facts.cost.probe import refuse_unreadable
 from facts.cost.timing import DEFAULT_TIMING, LatencyTable, TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, KroneckerFactors, WeightedInputEstimator, see_data

@@ -295,6 +295,11 @@ def read(data: Iterable[Any], model: nn.Module, purpose: str = "calibration") ->
     return batches, first
 
 
+def in_memory(batches: Iterable[Batch]) -> bool:
+    """Whether all batches are in a list, and can be looked at without being read."""
+    return isinstance(getattr(batches, "data", batches), list)
+
+
 def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Iterable[Batch]]:
     """Divide data into samples to work with and samples that are held out, `num_held_out` of them.
 
@@ -302,7 +307,7 @@ def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Ite
     """
     size, num_batches = batch_size(first[0]), length_hint(batches)
     num_samples = max(1, num_batches - 1) * size  # at least, since the last batch may be smaller
-    if isinstance(getattr(batches, "data", batches), list) or not num_batches:
+    if in_memory(batches) or not num_batches:
         sizes = [batch_size(inputs) for inputs, _ in batches]
         num_samples, num_batches = sum(sizes), len(sizes)
     tensors = [part for part in first if part is not None]

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -12,11 +13,10 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.calibration.data import Batch
+from facts.calibration.data import Batch, in_memory
 from facts.cost.probe import Probe
-from facts.cost.timing import HALF
 from facts.modules.linear_calls import stand_in
-from facts.modules.networks import autocast, evaluating, is_encoder, is_transformers, run, type_of
+from facts.modules.networks import autocast, evaluating, is_encoder, is_transformers, precision_of, reads_tokens, run
 from facts.moments.losses import (
     NOTHING,
     Loss,
@@ -34,7 +34,16 @@ from facts.moments.losses import (
     summed_squared_error,
     tensors_of,
 )
-from facts.utils.batches import batch_size, described, first_of, in_parts, reading, to_device
+from facts.utils.batches import (
+    batch_size,
+    described,
+    first_of,
+    first_sample,
+    has_row_per_sample,
+    in_parts,
+    reading,
+    to_device,
+)
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
@@ -70,7 +79,7 @@ def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
 def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
     """Choose the distance between outputs as `facts.prepare` does without a loss, from the first of some batches."""
     inputs, targets = first_of(batches) or (None, None)
-    precision = own if (own := type_of(model)) in HALF else torch.float32
+    precision = precision_of(model)
     probe = Probe.of(model, inputs, precision=precision)
     has_labels = targets is not None and not is_encoder(model)  # labels say nothing about features
     kind = "classes" if has_labels else output_kind(model, probe)
@@ -196,6 +205,22 @@ def refuse_not_finite(original: Any, changed: Any) -> None:
                 "the compressed network gives NaN or infinity where the original's outputs are finite: try "
                 'form="plain", or float32 if the network or precision is half'
             )
+
+
+def refuse_unreadable(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> None:
+    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape.
+
+    Texts may have any length.
+    """
+    device, tried, model = next(model.parameters()).device, set[str](), stand_in(model)
+    is_list = in_memory(batches) and not reads_tokens(model)
+    with torch.no_grad(), evaluating(model), autocast(device, precision):
+        for inputs, _ in batches if is_list else islice(batches, 1):
+            sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
+            if (kind := described(sample)) not in tried:
+                tried.add(kind)
+                with reading(model, inputs, "the first sample"):
+                    run(model, tree_map_only(Tensor, torch.clone, to_device(sample, device)))
 
 
 @dataclass(frozen=True)

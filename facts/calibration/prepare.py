@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
-from facts.calibration.data import Batch, FirstSamples, OneByOne, as_batches, divide, read
+from facts.calibration.data import Batch, FirstSamples, OneByOne, as_batches, divide, in_memory, read
 from facts.calibration.outputs import (
     OutputKind,
     as_output_kind,
@@ -18,9 +18,10 @@ from facts.calibration.outputs import (
     refuse_ignored_labels,
     refuse_unfit_functions,
     refuse_unfit_network,
+    refuse_unreadable,
 )
 from facts.cost.count import meta_input
-from facts.cost.probe import Probe, refuse_unreadable
+from facts.cost.probe import Probe
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, is_encoder, noise
@@ -155,11 +156,11 @@ def _divided(
     Raises `ValueError` for data that the network cannot read.
     """
     compared = as_batches(held_out, model)
-    for data in (given, compared):
-        if data is not None:
-            refuse_unreadable(model, data, precision)
+    if given is not None and in_memory(given):  # of other data, only the first batch is tried, by the probe
+        refuse_unreadable(model, given, precision)
     if compared is None:
         return (None, ()) if given is None else divide(given, first)
+    refuse_unreadable(model, compared, precision)
     return given, compared
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.cost.count import counting, whole_forward
-from facts.modules.linear_calls import is_pointwise, skeleton, stand_in, with_linear_layers
-from facts.modules.networks import autocast, evaluating, frozen, hooked, reads_tokens, run
+from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
+from facts.modules.networks import autocast, evaluating, frozen, hooked, run
 from facts.utils.batches import (
     MISREAD,
     Refusal,
     batch_size,
-    described,
     first_sample,
     has_row_per_sample,
     reading,
@@ -265,19 +264,3 @@ def _num_rows(layer: nn.Module, shapes: list[torch.Size]) -> int:
         return sum(math.prod(shape[:-1]) for shape in shapes)
     down, right = layer.stride
     return sum(shape[:-3].numel() * -(-shape[-2] // down) * -(-shape[-1] // right) for shape in shapes)
-
-
-def refuse_unreadable(model: nn.Module, batches: Iterable[tuple[Any, Any]], precision: torch.dtype) -> None:
-    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape.
-
-    Texts may have any length.
-    """
-    device, tried, model = next(model.parameters()).device, set[str](), stand_in(model)
-    is_list = isinstance(getattr(batches, "data", None), list) and not reads_tokens(model)
-    with torch.no_grad(), evaluating(model), autocast(device, precision):
-        for inputs, _ in batches if is_list else islice(batches, 1):
-            sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
-            if (kind := described(sample)) not in tried:
-                tried.add(kind)
-                with reading(model, inputs, "the first sample"):
-                    run(model, tree_map_only(Tensor, torch.clone, to_device(sample, device)))

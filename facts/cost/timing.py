@@ -21,12 +21,11 @@ from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer
 
 from facts.modules.linear_calls import copy_with, stand_in
-from facts.modules.networks import autocast, evaluating, hooked, run, type_of
+from facts.modules.networks import HALF, autocast, evaluating, hooked, run, type_of
 from facts.utils import distributed
 from facts.utils.options import Positive, options
 from facts.utils.progress import with_progress
 
-HALF = (torch.float16, torch.bfloat16)
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a part costs as much as dense
 EVEN = 8  # measured ranks are multiples of it, like those that a search offers; others are slower
 NETWORK = ""  # name of the network among its modules

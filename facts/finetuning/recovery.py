@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch, divide, read
-from facts.calibration.outputs import Distance, default_error, distance, refuse_unfit_network
-from facts.cost.probe import refuse_unreadable
+from facts.calibration.outputs import Distance, default_error, distance, refuse_unfit_network, refuse_unreadable
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with, unwrapped
-from facts.modules.networks import type_of
+from facts.modules.networks import precision_of, type_of
 from facts.moments.batch import at_least_float32
 from facts.moments.losses import OutputError
 from facts.result import CompressionResult, RecoverySummary
@@ -84,8 +83,7 @@ class Recovery(Steps):
         to_learn, others = data
         held_out = list(others)
         inputs = Inputs(to_learn, output_error, self.batch_size, self.held_back, self.views)
-        student, dtype = copy_with(network), type_of(network)
-        precision = dtype if dtype in HALVES else torch.float32  # of the returned network
+        student, precision = copy_with(network), precision_of(network)  # of the returned network
 
         def measured(model: nn.Module) -> Distance | None:
             return distance(original, model, held_out, output_error, precision)
@@ -148,8 +146,7 @@ def recover(
     if original is None:
         raise ValueError("this result does not hold the original network: give original=")
     batches, first = read(data, original, "recovery")
-    dtype = type_of(original)
-    refuse_unreadable(original, batches, dtype if dtype in HALVES else torch.float32)
+    refuse_unreadable(original, batches, precision_of(original))
     parts = divide(batches, first)
     error = output_error or result.output_error or default_error(original, parts[0])
     network, recovery, after = recipe.teach(result.model, original, parts, error, cache)

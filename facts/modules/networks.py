@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+HALF = (torch.float16, torch.bfloat16)
 NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
 
 
@@ -71,6 +72,11 @@ def type_of(model: nn.Module) -> torch.dtype:
     for parameter in model.parameters():
         sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
     return max(sizes, key=sizes.__getitem__, default=torch.float32)
+
+
+def precision_of(model: nn.Module) -> torch.dtype:
+    """The type in which a network computes without autocast to another: its own in half precision, or float32."""
+    return own if (own := type_of(model)) in HALF else torch.float32
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -96,7 +96,7 @@ def described(value: Any) -> str:
 
 
 class Refusal(ValueError):
-    """A reason of our own to stop within a pass."""
+    """An error of ours from within a network's pass, whose text says all: it is raised as it is."""
 
 
 @contextmanager

@@ -214,7 +214,7 @@ class _Work:
         return f"{self.what}: {', '.join(filter(None, [of_total, self.note, time_of]))}"
 
 
-_in_progress: list[_Work] = []  # the innermost last, which alone writes lines
+_in_progress: list[_Work] = []  # the outermost first, whose clock counts; lines are about the last
 
 
 @contextmanager
@@ -224,8 +224,10 @@ def _in_lines(what: str) -> Iterator[Show]:
 
     def write() -> None:
         while not is_over.wait(SECONDS):
-            if _in_progress[-1:] == [own] and log.getEffectiveLevel() <= logging.INFO:
-                log.handle(log.makeRecord(log.name, logging.INFO, "", 0, str(own), (), None))  # even within `silence`
+            works = [*_in_progress]
+            if works[:1] == [own] and log.getEffectiveLevel() <= logging.INFO:
+                line = str(works[-1])
+                log.handle(log.makeRecord(log.name, logging.INFO, "", 0, line, (), None))  # even within `silence`
 
     _in_progress.append(own)
     Thread(target=write, daemon=True).start()

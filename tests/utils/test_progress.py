@@ -40,6 +40,11 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
         with progress_of("work") as show, silence():
             show(3, None, "loss 2")
             assert lines() == {"work: 3, loss 2, 0:00:00 so far"}
+        caplog.clear()
+        for _ in range(15):
+            with progress_of("one of many"):  # each is shorter than the time between lines
+                sleep(0.02)
+        assert {"one of many: 0:00:00 so far"} <= {*caplog.messages}
     assert lines() == set() and capsys.readouterr().err == ""
 
 

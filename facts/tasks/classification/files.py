@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TRAINING, EVALUATION = ("train", "calibration"), ("val", "validation", "test")  # names of parts
 TABLE = "labels.csv"
-LARGEST_LABEL = 1_000_000  # there are names of all classes
+LARGEST_LABEL = 1_000_000  # each class up to it gets a name
 SAVED = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 SHARDS = ("*.parquet", "data/*.parquet")
 UNPACK = "import torchvision; [torchvision.datasets.ImageNet({!r}, split) for split in ('train', 'val')]"
