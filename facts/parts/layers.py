@@ -257,6 +257,8 @@ def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
         return PARAMETRIZED
     if not layer.weight.is_floating_point():
         return NOT_REAL
+    if not layer.weight.numel():
+        return "its weight is empty"
     kind: type[nn.Module] = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
     of_class = type(layer).forward is not kind.forward
     hooked = layer._forward_hooks or layer._forward_pre_hooks

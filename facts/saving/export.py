@@ -117,6 +117,8 @@ def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[
         got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
         raise ValueError(f"the example must be a batch of at least one input, as one tensor [N, ...], got a {got}")
     model = compressed.model if isinstance(compressed, CompressionResult) else compressed
+    if not isinstance(model, nn.Module) or any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(f"a result or a network with weights can be exported, not this {type(model).__name__}")
     model = copy_with(model).cpu().eval()
     return OneTensor(model) if is_transformers(model) else model, example.detach().cpu()
 
@@ -185,9 +187,11 @@ def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[T
     samples = list(islice(chain.from_iterable(batch.cpu().split(1) for batch in inputs), NUM_SAMPLES))
     if not samples:
         raise ValueError("there is no data to calibrate int8 on: give some images")
-    if others := [sample for sample in samples if sample.shape[1:] != example.shape[1:]]:
-        shapes = f"{list(others[0].shape[1:])}, but the example has {list(example.shape[1:])}"
-        raise ValueError(f"a sample to calibrate int8 on has the shape {shapes}: they must match")
+    wanted = described(example[:1])
+    if others := [sample for sample in samples if described(sample) != wanted]:
+        raise ValueError(f"a sample to calibrate int8 on is {described(others[0])}, but the example's are {wanted}")
+    if not all(sample.isfinite().all() for sample in samples):
+        raise ValueError("a sample to calibrate int8 on has NaN or infinity: leave it out")
     return samples
 
 

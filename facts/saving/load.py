@@ -37,6 +37,7 @@ MOST_JSON = 2**27  # bytes of any other; the largest tokenizers have a quarter o
 MOST_BUFFERS = 2**26  # bytes of tensors that no file holds, beyond the size of the file
 
 
+@torch.inference_mode(False)  # whose tensors could never be trained
 def load_compressed(
     source: Path | str,
     model: nn.Module | None = None,

@@ -107,6 +107,8 @@ def reading(model: object, inputs: Any, what: str = "a batch") -> Iterator[None]
     except (Refusal, torch.OutOfMemoryError):
         raise
     except MISREAD as error:
+        if "can't allocate memory" in str(error):
+            raise MemoryError(f"{first_line(error)}: give smaller batches") from error
         raise ValueError(
             f"{type(model).__name__} cannot read {what} of {described(inputs)} ({first_line(error)}): a batch has its "
             "samples along the first axis, images as [N, C, H, W] in the type of the weights; it is (inputs, targets), "

@@ -146,6 +146,10 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
         export(perceptron(), EXAMPLE, tmp_path)
     with pytest.raises(ValueError, match="there is no data to calibrate int8 on"):
         facts.export_onnx(perceptron(), EXAMPLE, path, int8=[])
+    with pytest.raises(ValueError, match=r"to calibrate int8 on is float64 \[1, 24\], but the example's are float32 \["):
+        facts.export_onnx(perceptron(), EXAMPLE, path, int8=EXAMPLE.double())
+    with pytest.raises(ValueError, match="to calibrate int8 on has NaN or infinity"):
+        facts.export_onnx(perceptron(), EXAMPLE, path, int8=torch.full_like(EXAMPLE, torch.nan))
     with room_for(4096), pytest.raises(OSError, match=r"no room for .*model\..*: free some"):
         export(perceptron(), EXAMPLE, path)
     for example in ("images", [torch.ones(2, 24)], torch.ones(0, 24), torch.tensor(1.0)):

@@ -141,15 +141,15 @@ def find_images(source: Path) -> Found:
 
 def _in_folders(root: Path) -> Found:
     """Find images in class folders; without any, in the parts of `root` or in `root` itself."""
-    found = {path.name: path for path in _folders_in(root)}
+    found = {path.name.lower(): path for path in _folders_in(root)}  # `Train` is `train`
     others = found.keys() - {*TRAINING, *EVALUATION}
     found = {name: path for name, path in found.items() if not others or _folders_in(path)}
     chosen = [next((name for name in names if name in found), None) for names in (TRAINING, EVALUATION)]
     folders = [found[name] for name in chosen if name] or [root]
     named = (path for folder in folders for path in _folders_in(folder))
     classes = sorted({path.name for path in named if any(map(_is_image, path.iterdir()))})
-    parts = {folder.name: _within(root, folder, classes) for folder in folders}
-    if empty := [folder for folder in folders if not len(parts[folder.name])]:
+    parts = {folder.name.lower(): _within(root, folder, classes) for folder in folders}
+    if empty := [folder for folder in folders if not len(parts[folder.name.lower()])]:
         formats = ", ".join(IMG_EXTENSIONS)
         raise ValueError(f"{empty[0]} holds no images ({formats}), nor do folders in it, or in `train` and `val`")
     return Found(parts, classes)
