@@ -118,16 +118,19 @@ def _memory(value: Any) -> set[int]:
 class Sensitivity:
     """Errors of the network with one layer at one rank, measured at first use and kept in the problem's cache.
 
-    Each is a mean over samples: of the calibration's output error (`of="output"`), or of the relative squared error of
-    the last linear layer's inputs (`of="features"`), as in FLAR-SVD.
+    Each is a mean over samples: of the calibration's output error (`of="output"`), of its loss on given labels
+    (`of="loss"`), or of the relative squared error of the last linear layer's inputs (`of="features"`), as in FLAR-SVD.
     """
 
     def __init__(self, problem: AllocationProblem, of: str = "output"):
         self.problem, self.of, self.batches = problem, of, problem.sensitivity_batches()
-        self.error = problem.calibration.output_error if of == "output" else squared_error
+        calibration = problem.calibration
+        errors = {"output": calibration.output_error, "loss": calibration.loss, "features": squared_error}
+        self.error: Callable[[Any, Any], Tensor] = errors[of]
         self.known: Profile = defaultdict(dict)
         if problem.cache:
-            key = content_key(calibration_key(self.batches), name_of(self.error, "output_error"))
+            argument = "loss" if of == "loss" else "output_error"
+            key = content_key(calibration_key(self.batches), name_of(self.error, argument))
             self.file = f"sensitivity-{of}-{key}"
             for name, table in (problem.cache.load(self.file) or {}).items():
                 self.known[name] = {int(rank): error for rank, error in table.tolist()}
@@ -167,23 +170,25 @@ class Sensitivity:
             self._reading(network) as read,
         ):
             for batch in with_progress(self.batches, "sensitivity"):
-                for inputs, _ in in_parts(batch, num_parts):
+                for inputs, targets in in_parts(batch, num_parts):
                     num_samples += batch_size(inputs)
                     prefix = Prefix(network, to_device(inputs, device))
-                    original = read(prefix.outputs)
-                    errors = (self._errors(prefix, name, ranks[name], original, read) for name in ranks)
+                    expected = to_device(targets, device) if self.of == "loss" else read(prefix.outputs)
+                    errors = (self._errors(prefix, name, ranks[name], expected, read) for name in ranks)
                     sums += torch.tensor([*chain.from_iterable(errors)], dtype=torch.float64)
         return sums, int(num_samples)
 
     def _errors(
-        self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]
+        self, prefix: Prefix, name: str, ranks: Iterable[int], expected: Any, read: Callable[[Any], Any]
     ) -> Iterator[float]:
-        """Yield the error at each rank, summed over one batch."""
+        """Yield the error at each rank, summed over one batch, from `expected` outputs or labels."""
         linears = self.problem.parts[name].linears
         with prefix.before(linears) as rerun:
             for rank in ranks:
                 forwards = {linear: self._truncated(linear, rank).forward for linear in linears}
-                yield self.error(original, read(rerun(forwards))).item()
+                outputs = read(rerun(forwards))
+                given = (outputs, expected) if self.of == "loss" else (expected, outputs)
+                yield self.error(*given).item()
 
     def _truncated(self, linear: str, rank: int) -> LowRankLayer:
         calibration = self.problem.calibration
@@ -194,7 +199,7 @@ class Sensitivity:
     @contextmanager
     def _reading(self, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
         """Yield a function that maps the outputs just computed to the values to compare."""
-        if self.of == "output":
+        if self.of != "features":
             yield lambda outputs: outputs
             return
         seen: dict[str, Tensor] = {}  # the inputs of the last linear layer that ran

@@ -1,6 +1,7 @@
 """Measured sensitivities, and repeated runs with one layer changed, against runs of whole networks."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,8 +10,9 @@ from torch import nn
 
 from experiments.mini.train import mini_recipe
 from facts.modules.lowrank import LowRankLinear
-from facts.moments.losses import kl_divergence, squared_error
+from facts.moments.losses import SampledLabels, kl_divergence, squared_error, summed_cross_entropy
 from facts.parts.layers import select_layers
+from facts.search import ASVDSearch
 from facts.search.measured import Prefix, Sensitivity
 from tests.networks import Runs, image_batches, make_convnext, make_model, make_swin, seen_by
 from tests.search.problems import every_rank, make_problem
@@ -50,6 +52,17 @@ def test_features_are_what_the_last_linear_layer_sees():
             original, changed = plain(problem, name, rank, lambda model, images: seen_by(model.head, model, images))
             expected = ((changed - original).square().sum(1) / original.square().sum(1)).mean().item()
             assert error == pytest.approx(expected, rel=1e-9)
+
+
+def test_losses_are_those_on_the_given_labels():
+    problem = make_problem(sizes=(5, 2))
+    profile = Sensitivity(problem, of="loss").profile({"grid": [2]})
+    _, changed = plain(problem, "grid", 2, lambda model, images: model(images))
+    labels = torch.cat([labels for _, labels in problem.sensitivity])
+    assert profile["grid"][2] == pytest.approx(nn.functional.cross_entropy(changed, labels).item(), rel=1e-9)
+    drawn = replace(problem, calibration=replace(problem.calibration, loss=SampledLabels(summed_cross_entropy)))
+    with pytest.raises(ValueError, match="no labels to measure the loss on"):
+        ASVDSearch(of="loss").allocate(drawn)
 
 
 comparisons = []

@@ -1,7 +1,9 @@
 """ASVD: one threshold on the measured divergence (STRS, Yuan et al., 2023)."""
 
 from bisect import bisect_left
+from typing import Literal
 
+from facts.moments.losses import SampledTargets
 from facts.parts import Plan
 from facts.search.base import AllocationProblem, Profile, Ratios, Search, SearchResult
 from facts.search.measured import Sensitivity
@@ -12,14 +14,18 @@ from facts.utils.options import options
 class ASVDSearch(Search):
     """Each layer takes the smallest of its `ratios` whose error stays under a threshold, or stays dense if none does.
 
-    Errors are measured at the output (KL, the paper's choice, not cross-entropy). The threshold is the smallest that
-    meets the budget; if none does, every layer takes its smallest ratio.
+    Errors are measured `of` the output (KL, the paper's choice) or of the loss on given labels (cross-entropy, that of
+    the original). The threshold is the smallest that meets the budget; if none does, every layer takes its smallest
+    ratio.
     """
 
+    of: Literal["output", "loss"] = "output"
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        profile = Sensitivity(problem).profile(problem.ranks_of_ratios(self.ratios))
+        if self.of == "loss" and isinstance(problem.calibration.loss, SampledTargets):
+            raise ValueError('there are no labels to measure the loss on: give some, or choose of="output"')
+        profile = Sensitivity(problem, self.of).profile(problem.ranks_of_ratios(self.ratios))
         return SearchResult(plan_behind_cut(problem, profile), profile=profile)
 
 
