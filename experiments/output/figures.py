@@ -21,7 +21,7 @@ from experiments.config import Experiment
 from experiments.output.tables import flops_unit
 from experiments.paper import paper_values
 from experiments.record import Record, mean_ranks, standard_error, unpacked
-from facts.cost.timing import Speed
+from facts.analysis.throughput import Speed
 
 # Okabe and Ito's colours, which the colour-blind can distinguish.
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"

@@ -86,35 +86,13 @@ class TimingPolicy:
 DEFAULT_TIMING = TimingPolicy()
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Samples per second in batches, and their relative interquartile range."""
-
-    throughput: float
-    spread: float
-
-
-def speeds(
-    networks: Mapping[str, nn.Module],
-    batch: Tensor,
-    policy: TimingPolicy,
-    precision: torch.dtype = torch.float32,
-    compiled: bool = False,
-) -> dict[str, Speed]:
-    """Measure networks, in turns, on one batch `[N, ...]`.
-
-    Networks in half precision get the batch in their type, without autocast to `precision`.
-    """
-    runs: dict[str, Any] = dict(networks)
-    if compiled:
-        runs = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
-    found = batch_seconds(runs, batch, policy, precision)
-    return {name: Speed(len(batch) / timing.median, timing.spread) for name, timing in found.items()}
-
-
 def batch_seconds(
     networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
 ) -> dict[str, Timing]:
+    """Time networks, in turns, on one batch.
+
+    A network in half precision gets floating-point inputs in its type, without autocast to `precision`.
+    """
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))
@@ -123,17 +101,17 @@ def batch_seconds(
 
 
 def _pass(network: nn.Module, inputs: Any, precision: torch.dtype) -> Callable[[], None]:
-    """One forward pass; a network in half precision gets floating-point inputs in its type, and no autocast."""
     if (own := type_of(network)) in HALF:
         precision = torch.float32
         inputs = tree_map_only(Tensor, lambda tensor: tensor.to(own) if tensor.is_floating_point() else tensor, inputs)
-    return partial(_forward, network, inputs, autocast(next(network.parameters()).device, precision))
+    casting = autocast(next(network.parameters()).device, precision)
 
+    @torch.inference_mode()
+    def forward() -> None:
+        with casting:
+            run(network, inputs)
 
-@torch.inference_mode()
-def _forward(network: nn.Module, inputs: Any, casting: torch.autocast) -> None:
-    with casting:
-        run(network, inputs)
+    return forward
 
 
 class Timed(Protocol):
