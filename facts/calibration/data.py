@@ -186,22 +186,6 @@ def _refuse_what_does_not_follow(tokens: Any, targets: Any) -> None:
 
 
 @dataclass(frozen=True)
-class FirstSamples:
-    """The first batches of some data, until they hold at least `num_samples`."""
-
-    batches: Iterable[Batch]
-    num_samples: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        left = self.num_samples
-        for inputs, targets in self.batches:
-            yield inputs, targets
-            left -= batch_size(inputs)
-            if left <= 0:
-                return
-
-
-@dataclass(frozen=True)
 class OneByOne:
     """The samples of some batches, each in a batch of its own."""
 

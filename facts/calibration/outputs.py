@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,14 @@ from facts.moments.losses import (
     NOTHING,
     Loss,
     OutputError,
+    OutputKind,
     SquaredError,
+    error_of,
     in_chunks,
     kl_divergence,
     loss_of_labels,
-    on_given_labels,
     refuse_unfit_labels,
-    scales_of,
     squared_error,
-    summed_binary_cross_entropy,
-    summed_cross_entropy,
-    summed_squared_error,
     tensors_of,
 )
 from facts.utils.batches import (
@@ -51,9 +48,6 @@ log = logging.getLogger(__name__)
 TOO_FAR = 0.2  # a share; a ViT-Tiny lost 14 points of accuracy at a share of 0.13, and 41 points at 0.38
 FEW = 8  # samples; with fewer the standard error is itself a guess
 LEAST_INFORMATION = 1e-9  # nats per sample: a hundred times what rounding logits to float32 adds
-
-OutputKind = Literal["classes", "features"] | tuple[str, ...]
-"""Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
 
 
 def as_output_kind(outputs: str | Collection[str] | None) -> OutputKind | None:
@@ -82,61 +76,31 @@ def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
     precision = precision_of(model)
     probe = Probe.of(model, inputs, precision=precision)
     has_labels = targets is not None and not is_encoder(model)  # labels say nothing about features
-    kind = "classes" if has_labels else output_kind(model, probe)
-    return error_of(kind, loss_of_labels(probe.outputs, targets), model, batches, precision)
-
-
-def error_of(
-    kind: OutputKind | None,
-    loss: Loss,
-    model: nn.Module,
-    batches: Iterable[Batch] | None,
-    precision: torch.dtype,
-) -> OutputError:
-    """The distance between outputs that suits a loss.
-
-    Of classes it is the KL divergence; of one value with labels the squared error relative to the value's variance over
-    the data; of features and for other losses the relative squared error.
-    """
-    if kind not in (None, "classes"):
-        return SquaredError(kind) if isinstance(kind, tuple) else squared_error
-    loss = on_given_labels(loss)
-    if loss is summed_squared_error:
-        (scale,) = scales_of(model, batches or (), (), precision)
-        return SquaredError(scale=scale.item())
-    return kl_divergence if loss in (summed_cross_entropy, summed_binary_cross_entropy) else squared_error
+    if not has_labels and output_kind(model, probe) == "features":
+        return squared_error
+    return error_of(loss_of_labels(probe.outputs, targets), model, batches, precision)
 
 
 def refuse_unfit_network(model: nn.Module) -> None:
     """Raises `ValueError` for anything but a network with floating-point weights that can have gradients."""
+    kind = type(model).__name__
     if not isinstance(model, nn.Module):
-        raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
-    scripted = [each for each in model.modules() if isinstance(each, torch.jit.ScriptModule)]
-    if scripted:
-        raise ValueError(
-            f"{type(scripted[0]).__name__} is TorchScript: give the module that it was traced or scripted from"
-        )
+        raise ValueError(f"the model must be a torch.nn.Module, got a {kind}")
+    if scripted := [type(each).__name__ for each in model.modules() if isinstance(each, torch.jit.ScriptModule)]:
+        raise ValueError(f"{scripted[0]} is TorchScript: give the module that it was traced or scripted from")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has lazy layers without weights yet: run it once, on one batch")
+        raise ValueError(f"{kind} has lazy layers without weights yet: run it once, on one batch")
     if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
-        raise ValueError(
-            "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
-            "(torch.no_grad() is fine)"
-        )
+        made = "nothing made under torch.inference_mode() has gradients"
+        raise ValueError(f"{made}: build the network, and call this, outside of it (torch.no_grad() is fine)")
     if any(parameter.is_mps for parameter in model.parameters()):
         raise ValueError("an Apple GPU (MPS) cannot compute in float64, which decides ranks: use the CPU, model.cpu()")
+    advice = "if the network is quantised or sharded, compress it first and quantise the result"
     for name, parameter in model.named_parameters():
         if is_traceable_wrapper_subclass(parameter.data):  # torchao's, DTensor
-            kind = type(parameter.data).__name__
-            raise ValueError(
-                f"{name} of {type(model).__name__} is a {kind}, no plain tensor: if the network is quantised or "
-                "sharded, compress it first, and quantise or shard the result"
-            )
+            raise ValueError(f"{name} of {kind} is a {type(parameter.data).__name__}, no plain tensor: {advice}")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
-        raise ValueError(
-            f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
-            "quantise the result"
-        )
+        raise ValueError(f"{kind} has no weights in floating point: {advice}")
 
 
 def refuse_unfit_functions(

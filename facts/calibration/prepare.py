@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
-from facts.calibration.data import Batch, FirstSamples, OneByOne, as_batches, divide, in_memory, read
+from facts.calibration.data import Batch, OneByOne, as_batches, divide, in_memory, read
 from facts.calibration.outputs import (
-    OutputKind,
     as_output_kind,
-    error_of,
     output_kind,
     refuse_ignored_labels,
     refuse_unfit_functions,
@@ -25,20 +23,10 @@ from facts.cost.probe import Probe
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, is_encoder, noise
-from facts.moments.losses import (
-    Loss,
-    OutputError,
-    SampledFeatures,
-    SampledLabels,
-    SampledTargets,
-    loss_of_labels,
-    scales_of,
-    summed_cross_entropy,
-)
+from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
 from facts.parts import Part, find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
-from facts.utils.batches import first_sample, has_row_per_sample, to_device
-from facts.utils.cache import name_of
+from facts.utils.batches import FirstSamples, first_sample, has_row_per_sample, to_device
 from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
@@ -111,8 +99,8 @@ def prepare(
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
-    chosen_loss = loss or _default_loss(model, kind, batches, targets, probe.outputs, execution.precision)
-    output_error = output_error or error_of(kind, chosen_loss, model, batches, execution.precision)
+    chosen_loss = loss or default_loss(kind, model, batches, targets, probe.outputs, execution.precision)
+    output_error = output_error or error_of(chosen_loss, model, batches, execution.precision)
     if given is not None:
         if chosen_loss is summed_cross_entropy:
             refuse_ignored_labels(given, probe.outputs)
@@ -195,21 +183,3 @@ def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
     """Choose pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
     types = {precision, *(parameter.dtype for parameter in model.parameters())}
     return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"
-
-
-def _default_loss(
-    model: nn.Module,
-    kind: OutputKind | None,
-    batches: Iterable[Batch] | None,
-    targets: Any,
-    outputs: Any,
-    precision: torch.dtype,
-) -> Loss:
-    """`loss_of_labels`, with labels drawn from the network if there are none; squared errors of features."""
-    if kind not in (None, "classes"):
-        names = kind if isinstance(kind, tuple) else ()
-        return SampledFeatures(scales_of(model, batches or (), names, precision), names)
-    loss = loss_of_labels(outputs, targets)
-    if loss is not summed_cross_entropy:
-        log.info("%s has one output: the loss is %s", type(model).__name__, name_of(loss, "loss"))
-    return loss if targets is not None or batches is None else SampledLabels(loss)

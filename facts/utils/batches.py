@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -33,18 +34,15 @@ def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]
         yield batch
         return
     total = batch_size(batch[0])
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.shape[:1] != (total,):
+            raise ValueError(
+                f"a batch of {total} samples holds a tensor of shape {list(leaf.shape)}, which cannot be divided into "
+                "the parts that fit the device's memory; lower the batch size instead"
+            )
     step = -(-total // num_parts)
     for start in range(0, total, step):
-        yield tree_map_only(Tensor, partial(_rows, start=start, end=start + step, total=total), batch)
-
-
-def _rows(tensor: Tensor, start: int, end: int, total: int) -> Tensor:
-    if tensor.ndim == 0 or len(tensor) != total:
-        raise ValueError(
-            f"a batch of {total} samples holds a tensor of shape {list(tensor.shape)}, which cannot be divided into "
-            "the parts that fit the device's memory; lower the batch size instead"
-        )
-    return tensor[start:end]
+        yield tree_map_only(Tensor, itemgetter(slice(start, start + step)), batch)
 
 
 def batch_size(inputs: Any) -> int:
@@ -71,6 +69,22 @@ def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
         return batches
     own = getattr(batches, "shard", None)
     return own(rank, size) if own else islice(batches, rank, None, size)
+
+
+@dataclass(frozen=True)
+class FirstSamples:
+    """The first batches of some data, until they hold at least `num_samples`."""
+
+    batches: Iterable[tuple[Any, Any]]
+    num_samples: int
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        left = self.num_samples
+        for inputs, targets in self.batches:
+            yield inputs, targets
+            left -= batch_size(inputs)
+            if left <= 0:
+                return
 
 
 def first_of(batches: Iterable[T]) -> T | None:

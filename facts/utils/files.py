@@ -39,16 +39,12 @@ def replacing(path: Path) -> Iterator[Path]:
         others = [file for file in staged.parent.iterdir() if file != staged]
         for file in (*others, staged):
             file.chmod(mode)  # some writers make files that nobody else may read
-            _to_disk(file)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
         if others:
             path.unlink(missing_ok=True)  # an older one must not refer to newer files if this is interrupted
         for file in (*others, staged):
             file.replace(folder / file.name)
-
-
-def _to_disk(path: Path) -> None:
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
 
 
 @contextmanager
