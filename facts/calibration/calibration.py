@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from facts.moments.statistics import InputSum, Moment, at_least_tiny
 from facts.parts import Part, Plan, apply, part_at, put, rewritten, with_convolutions
 from facts.parts.base import Problem, packed, unpacked
 from facts.utils.batches import to_device
-from facts.utils.cache import Cache, calibration_key, code_of, content_key, name_of, shared_code
+from facts.utils.cache import Cache, calibration_key, content_key, file_name, name_of, shared_code
 from facts.utils.progress import stage, with_progress
 
 
@@ -128,9 +129,7 @@ class Calibration:
     def layers(self) -> dict[str, nn.Linear]:
         """The linear layers, if they are the parts. Raises `ValueError` for units and tokens."""
         if len(self.single_layers) < len(self.parts):
-            raise ValueError(
-                f'this works on single layers, but the network is prepared for parts="{self.kinds}": choose layers'
-            )
+            raise ValueError(f'this works on single layers, not on parts="{self.kinds}": choose parts="layers"')
         return self.linears  # type: ignore[return-value]
 
     @cached_property
@@ -150,7 +149,6 @@ class Calibration:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether some parts are tokens."""
         return any(part.shortens for part in self.parts.values())
 
     @cached_property
@@ -163,7 +161,6 @@ class Calibration:
         )
 
     def on(self, data: Iterable[Batch]) -> "Calibration":
-        """The same network on other data."""
         return replace(self, data=data)
 
     def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
@@ -198,10 +195,7 @@ class Calibration:
         return replace(self, execution=replace(self.execution, cache=folder))
 
     def moments(
-        self,
-        wanted: Iterable[Moment],
-        only: Collection[str] | None = None,
-        cached: bool = True,
+        self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
         """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache."""
         cache = self.cache if cached else None
@@ -247,19 +241,16 @@ class Calibration:
         if estimator.moments and self.data is None:
             name = type(estimator).__name__
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
-        if self.cache is None:
-            return self._decompose(estimator)
         if (known := self._cached(estimator)) is not None:
             return known
-        with self.cache.locked(file_name(estimator)):
+        with self.cache.locked(file_name(estimator)) if self.cache else nullcontext():
             known = self._cached(estimator)  # by now another process may have them
             return self._decompose(estimator) if known is None else known
 
     @stage("decomposition")
     def _cached(self, estimator: Estimator) -> dict[str, Decomposition] | None:
         """Read decompositions to the devices of their layers; None if the cache has none."""
-        assert self.cache
-        tensors = self.cache.load(file_name(estimator))
+        tensors = self.cache.load(file_name(estimator)) if self.cache else None
         if tensors is None:
             return None
         by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self.linears}
@@ -352,8 +343,8 @@ def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: Layer
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     for weight in layer.parameters():
         if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
-            reason = "its weight is complex, or holds NaN or infinity"
-            raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {reason}")
+            method = type(estimator).__name__
+            raise ValueError(f"layer {name} cannot be decomposed by {method}: its weight is complex, NaN or infinite")
     return layer, factors, row, col
 
 
@@ -371,8 +362,3 @@ def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
     if not joint.any():
         return replace(factors, A=inner, mean=mean.double())
     return replace(factors, A=inner - torch.outer(joint, joint) / one, mean=joint / one)
-
-
-def file_name(estimator: Estimator) -> str:
-    """Name of the files with an estimator's decompositions and what is computed from them."""
-    return f"{type(estimator).__name__}-{content_key(estimator, code_of(type(estimator)))}"

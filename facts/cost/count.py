@@ -50,17 +50,12 @@ class Size:
 
         Parameters and saved buffers count, shared ones once.
         """
-        tensors = [
-            tensor.to("meta", dtype if tensor.is_floating_point() else None)
-            for tensor in {tensor.untyped_storage()._cdata: tensor for tensor in tensors_of(model).values()}.values()
-        ]
         kinds = Counter[str]()
-        for tensor in tensors:
-            kinds[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
-        return cls(
-            kinds.total(),
-            ", ".join(kind for kind, num_bytes in kinds.most_common() if num_bytes > 0.1 * kinds.total()),
-        )
+        for tensor in {each.untyped_storage()._cdata: each for each in tensors_of(model).values()}.values():
+            kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+            kinds[str(kind).removeprefix("torch.")] += tensor.numel() * kind.itemsize
+        types = (kind for kind, num_bytes in kinds.most_common() if num_bytes > 0.1 * kinds.total())
+        return cls(kinds.total(), ", ".join(types))
 
 
 def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
@@ -70,7 +65,7 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
     `[C, H, W]`, or any shape with its batch axis, such as tokens `[N, T]`. Both rules count two operations per
     multiply-accumulate and leave out biases and additions. Raises `ValueError` for other rules.
 
-    - `paper`: linear layers, 2-D convolutions (also transposed), other products with a weight, such as
+    - `paper`: linear layers, 2-D convolutions (also transposed), other matrix products with a weight, such as
       `F.linear(x, layer.weight)`, GELU, LayerNorm and BatchNorm, except the stem's own normalisation. Products that mix
       tokens without a weight matrix are not counted: attention's products, a Mamba mixer's 1-D convolution and scan.
     - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.

@@ -17,15 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
 from facts.modules.networks import autocast, evaluating, frozen, hooked, run
-from facts.utils.batches import (
-    MISREAD,
-    Refusal,
-    batch_size,
-    first_sample,
-    has_row_per_sample,
-    reading,
-    to_device,
-)
+from facts.utils.batches import MISREAD, Refusal, batch_size, first_sample, has_row_per_sample, reading, to_device
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
@@ -151,8 +143,7 @@ def _of_sample(
     marks = {name: mark for name, mark in marks.items() if seen.rows[name]}  # nothing is known of the others
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    found: dict[str, Any] = {"sample": sample, "precision": precision, "calls": calls, "marks": marks}
-    return replace(seen, rows=rows | reached, flops=None, **found)
+    return replace(seen, rows=rows | reached, flops=None, sample=sample, precision=precision, calls=calls, marks=marks)
 
 
 def _rows_of(batches: Iterable[Any], model: nn.Module, layers: list[str], device: torch.device) -> dict[str, int]:

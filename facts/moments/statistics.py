@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
-from facts.utils.cache import Cache, code_of, content_key
+from facts.utils.cache import Cache, file_name
 
 GradClip = float | Literal["median", "tokens"] | None
 Normalize = Literal["none", "batch"]
@@ -28,17 +28,11 @@ class Moment(ABC):
     takes_heads: ClassVar[bool] = False  # whether it adds all heads at once, `[H, N, T, d]`, to a sum with an axis H
     can_offload: ClassVar[bool] = True  # whether it may accumulate in main memory instead of on the device
 
-    @property
-    def key(self) -> str:
-        """File name of this moment, derived from its fields and its code, which may be a user's."""
-        return f"{type(self).__name__}-{content_key(self, code_of(type(self)))}"
-
     @abstractmethod
     def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors that make up the sum."""
 
     def num_values(self, d_in: int, d_out: int) -> int:
-        """Number of values in the sum."""
         return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
     def num_held(self, d_in: int, d_out: int) -> int:
@@ -62,11 +56,11 @@ class Moment(ABC):
         return total
 
     def save(self, cache: Cache, totals: dict[str, Any]) -> None:
-        cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
+        cache.save(file_name(self), {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
 
     def load(self, cache: Cache, layers: Iterable[str]) -> dict[str, Any] | None:
         """Load saved sums into main memory; None if there are none."""
-        tensors = cache.load(self.key)
+        tensors = cache.load(file_name(self))
         if tensors is None:
             return None
         num_tensors = len(self.shapes(0, 0))
@@ -179,16 +173,15 @@ class ClippedGradMoment(SymmetricMoment):
 
     def weights(self, batch: LayerBatch) -> Tensor:
         """Weights `[N, 1]` of samples in sums that are quadratic in their gradients: 1 for unclipped samples."""
-        if self.grad_clip not in batch.weights:
-            batch.weights[self.grad_clip] = self._weights(batch.g_energy)
-        return batch.weights[self.grad_clip]
-
-    def _weights(self, energies: Tensor) -> Tensor:
-        norms = energies.sum(dim=-1, keepdim=True).sqrt()
-        if self.grad_clip is None or self.grad_clip == "tokens":
-            return torch.ones_like(norms)
-        bound = median(norms) if self.grad_clip == "median" else torch.full_like(norms, self.grad_clip)
-        return (bound / at_least_tiny(norms)).clamp(max=1).square()  # 0 where both are 0
+        clip = self.grad_clip
+        if clip not in batch.weights:
+            norms = batch.g_energy.sum(dim=-1, keepdim=True).sqrt()
+            weights = torch.ones_like(norms)
+            if clip is not None and clip != "tokens":
+                bound = median(norms) if clip == "median" else clip * weights
+                weights = (bound / at_least_tiny(norms)).clamp(max=1).square()  # 0 where both are 0
+            batch.weights[clip] = weights
+        return batch.weights[clip]
 
 
 class ScaledGradMoment(ClippedGradMoment):
