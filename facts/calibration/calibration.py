@@ -35,8 +35,7 @@ class Execution:
 
     `precision` is the autocast type (float32 or bfloat16), `memory` the policy for when device memory is short,
     `timing` the length of a latency measurement. `cache` is a folder for moments, decompositions and sensitivity
-    profiles: a second run on the same network and data reads them. Without `cache_errors` it holds no profiles, so that
-    a search can be timed.
+    profiles, which a second run reads; without `cache_errors`, not for profiles, so that a search can be timed.
     """
 
     precision: torch.dtype = torch.float32
@@ -59,13 +58,12 @@ class Calibration:
 
     A plan gives ranks to the `parts` of the `model`, of `kinds` named in `facts.parts.KINDS`, with low-rank layers in a
     `form`. `rewritten` computes the same and calls a linear layer for each of the parts' `linears`; it is the model
-    itself unless parts are units. `skipped` holds the reasons for leaving other layers alone. `data` are batches of
-    `(inputs, targets)` or None; those in `held_out` only serve to compare the result with the original. `first_inputs`
-    are those of the first batch, or noise; `example` is one sample on the meta device, if the network runs there.
-    `loss` and `output_error` are sums over samples. `flops` counts the dense network by the paper's rule; None if
-    unknown. With `draws_labels`, the default search draws labels, since no loss on given labels was chosen. With
-    `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error. Layers `by_token`
-    get the first token of all samples first.
+    itself unless parts are units. `skipped` gives the reason for leaving each other layer alone. `data` are batches of
+    `(inputs, targets)` or None; `held_out` only serve to compare the result with the original. `first_inputs` are those
+    of the first batch, or noise; `example` is one sample on the meta device, if the network runs there. `loss` and
+    `output_error` are sums over samples. `flops` counts the dense network by the paper's rule (None if unknown). With
+    `draws_labels`, no loss on given labels was chosen, and the default search draws them. With `fit_bias`, biases
+    absorb the mean truncation error. Layers `by_token` get the first token of all samples first.
     """
 
     model: nn.Module
@@ -93,10 +91,7 @@ class Calibration:
 
     @cached_property
     def cache(self) -> Cache | None:
-        """Subfolder of the cache for this code, network, layers, data, loss and precisions.
-
-        Raises `ValueError` for a loss without a name of its own.
-        """
+        """Subfolder for this code, network, data, loss and precision. Raises `ValueError` for a loss without a name."""
         if self.execution.cache is None:
             return None
         data = None if self.data is None else calibration_key(self.data)
@@ -164,10 +159,7 @@ class Calibration:
         return replace(self, data=data)
 
     def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
-        """Other data in batches, one sample at a time if this network's are.
-
-        Raises `ValueError` if there are none, or the network cannot read them.
-        """
+        """Other data, one by one if this network's are. Raises `ValueError` for none, or what it cannot read."""
         batches, _ = read(data, self.model, purpose)
         refuse_unreadable(self.model, batches, self.execution.precision)
         return OneByOne(batches) if isinstance(self.data, OneByOne) else batches
@@ -352,8 +344,7 @@ def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
     """Centre factors, leaving a layer's mean input to its bias; return them with that mean, in float64.
 
     The given factors are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The best change of the bias for a ΔW is -ΔW a / c;
-    the remaining cost has S - a aᵀ / c in place of A. A diagonal A contains no mean: it is not centred, and `mean`,
-    that of all inputs, is used.
+    the remaining cost has S - a aᵀ / c in place of A. A diagonal A is not centred: the `mean` of all inputs is used.
     """
     if factors.A is None:
         return replace(factors, mean=mean.double())

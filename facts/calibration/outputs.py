@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -48,13 +48,6 @@ log = logging.getLogger(__name__)
 TOO_FAR = 0.2  # a share; a ViT-Tiny lost 14 points of accuracy at a share of 0.13, and 41 points at 0.38
 FEW = 8  # samples; with fewer the standard error is itself a guess
 LEAST_INFORMATION = 1e-9  # nats per sample: a hundred times what rounding logits to float32 adds
-
-
-def as_output_kind(outputs: str | Collection[str] | None) -> OutputKind | None:
-    """Convert what a user gives; None stays None."""
-    if outputs is None or outputs == "classes" or outputs == "features":
-        return outputs  # type: ignore[return-value]
-    return (outputs,) if isinstance(outputs, str) else tuple(outputs)
 
 
 def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
@@ -106,10 +99,7 @@ def refuse_unfit_network(model: nn.Module) -> None:
 def refuse_unfit_functions(
     model: nn.Module, outputs: Any, targets: Any, loss: Loss | None, output_error: OutputError
 ) -> None:
-    """Try the functions of the outputs on those of the first sample.
-
-    Raises `ValueError` if `output_error` cannot compare them, or if `loss` is a mean over samples.
-    """
+    """Raises `ValueError` if `output_error` cannot compare outputs of the first sample, or if `loss` is a mean."""
     with torch.no_grad():
         try:
             itself = float(output_error(outputs, outputs))
@@ -140,7 +130,7 @@ def refuse_ignored_labels(batches: Iterable[Batch], outputs: Any) -> None:
 
     Loaders are read until a label counts; only lists are read to the end, and their labels compared with `outputs`.
     """
-    counted, num_samples, is_list = 0, 0, isinstance(getattr(batches, "data", None), list)
+    counted, num_samples, is_list = 0, 0, in_memory(batches)
     for inputs, targets in batches:
         if not isinstance(targets, Tensor) or targets.is_floating_point() or not targets.ndim:
             return
@@ -172,10 +162,7 @@ def refuse_not_finite(original: Any, changed: Any) -> None:
 
 
 def refuse_unreadable(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> None:
-    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape.
-
-    Texts may have any length.
-    """
+    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape but texts."""
     device, tried, model = next(model.parameters()).device, set[str](), stand_in(model)
     is_list = in_memory(batches) and not reads_tokens(model)
     with torch.no_grad(), evaluating(model), autocast(device, precision):
@@ -192,8 +179,7 @@ class Distance:
     """Mean error of the outputs over `num_samples`, and the `share` of the original outputs' information that is lost.
 
     A share of 1 is the error of constant outputs (KL divergence) or zeros (squared error). It is None for other
-    errors, and if the original's outputs hardly depend on its inputs. `standard_error` of the mean is None for a single
-    sample.
+    errors, and if the original's outputs hardly depend on its inputs. `standard_error` is None for a single sample.
     """
 
     mean: float
@@ -227,8 +213,7 @@ def distance(
     """Compare the outputs of two networks on batches, shared by all processes; None if there are no batches.
 
     `precision` is the autocast type; each batch is divided into `num_parts`. `originals` are the original's outputs, if
-    an earlier call has computed them; an empty list is filled with them. Raises `ValueError` for an error that is not
-    finite.
+    an earlier call has computed them; an empty list is filled. Raises `ValueError` for an error that is not finite.
     """
     original, changed = stand_in(original), stand_in(changed)
     device, information, num_zero = next(changed.parameters()).device, _Information(), 0
@@ -300,7 +285,6 @@ class _Information:
             self.num_rows += len(logs)
 
     def total(self) -> float:
-        """Total over the rows."""
         assert self.distributions is not None
         mean = self.distributions / self.num_rows
         return (self.known - self.num_rows * torch.special.xlogy(mean, mean).sum()).item()

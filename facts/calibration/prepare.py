@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map_only
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
 from facts.calibration.data import Batch, OneByOne, as_batches, divide, in_memory, read
 from facts.calibration.outputs import (
-    as_output_kind,
     output_kind,
     refuse_ignored_labels,
     refuse_unfit_functions,
@@ -24,7 +23,7 @@ from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, is_encoder, noise
 from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
-from facts.parts import Part, find, kinds_of, rewritten
+from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
 from facts.utils.batches import FirstSamples, first_sample, has_row_per_sample, to_device
 from facts.utils.progress import stage
@@ -84,9 +83,11 @@ def prepare(
     if example is None and is_divided:
         example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
     first_inputs = inputs
-    if inputs is None and input_shape:
-        first_inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
-    kind = as_output_kind(outputs)
+    if inputs is None and example is not None:
+        first_inputs = noise(model, example.shape, next(model.parameters()).device)
+    kind: Any = outputs
+    if outputs not in (None, "classes", "features"):
+        kind = (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
     own_loss = not (loss is None or isinstance(loss, SampledTargets))
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     may_miss = may_miss and is_divided
@@ -109,8 +110,9 @@ def prepare(
     if may_miss:
         selection = selection.without(_unused(selection, probe, chosen_loss, targets, execution.precision), NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
-    if batches is not None and _are_mixed_in_heads(found.values(), probe):
-        batches = OneByOne(batches)
+    in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
+    if batches is not None and any(probe.by_token.intersection(layers) for layers in in_heads):
+        batches = OneByOne(batches)  # linears within heads, around which layers go by token, get samples in turns
     return Calibration(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -139,10 +141,7 @@ def _divided(
     model: nn.Module,
     precision: torch.dtype,
 ) -> tuple[Iterable[Batch] | None, Iterable[Batch]]:
-    """The samples to work with and those held out, a part of the given ones unless there are others.
-
-    Raises `ValueError` for data that the network cannot read.
-    """
+    """The samples to work with and those held out. Raises `ValueError` for data that the network cannot read."""
     compared = as_batches(held_out, model)
     if given is not None and in_memory(given):  # of other data, only the first batch is tried, by the probe
         refuse_unreadable(model, given, precision)
@@ -150,11 +149,6 @@ def _divided(
         return (None, ()) if given is None else divide(given, first)
     refuse_unreadable(model, compared, precision)
     return given, compared
-
-
-def _are_mixed_in_heads(parts: Iterable[Part], probe: Probe) -> bool:
-    """Whether linears within heads get rows of several samples in turns, since the layers around them go by token."""
-    return any(probe.by_token.intersection(part.layers) for part in parts if not {*part.linears} <= {*part.layers})
 
 
 def _refuse_unfit_arguments(

@@ -46,10 +46,7 @@ class Size:
 
     @classmethod
     def of(cls, model: nn.Module, dtype: torch.dtype | None = None) -> Self:
-        """Measure the network's values in a file, with floating-point values in `dtype` (default: unchanged).
-
-        Parameters and saved buffers count, shared ones once.
-        """
+        """Measure parameters and saved buffers, shared ones once; real ones are stored as `dtype` (None: unchanged)."""
         kinds = Counter[str]()
         for tensor in {each.untyped_storage()._cdata: each for each in tensors_of(model).values()}.values():
             kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype

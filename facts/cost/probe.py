@@ -139,23 +139,18 @@ def _of_sample(
                     "draws random numbers or remembers earlier calls, so that they cannot be compared with a changed "
                     "network's: do so in training mode only, or wrap it in a module that makes all calls alike"
                 )
-        reached = _rows_of(further, model, [name for name in layers if not seen.rows[name]], device)
+        reached: dict[str, int] = {}  # vectors per sample of layers that other batches reach
+        missed = [name for name in layers if not seen.rows[name]]
+        for batch, _ in further if missed else ():
+            others, _ = _observe(model, missed, to_device(batch, device), {})
+            reached |= {name: max(1, rows // batch_size(batch)) for name, rows in others.rows.items() if rows}
+            missed = [name for name in missed if name not in reached]
+            if not missed:
+                break
     marks = {name: mark for name, mark in marks.items() if seen.rows[name]}  # nothing is known of the others
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
     return replace(seen, rows=rows | reached, flops=None, sample=sample, precision=precision, calls=calls, marks=marks)
-
-
-def _rows_of(batches: Iterable[Any], model: nn.Module, layers: list[str], device: torch.device) -> dict[str, int]:
-    """Vectors per sample of each of these layers that some batch reaches."""
-    found: dict[str, int] = {}
-    if layers:
-        for inputs, _ in batches:
-            seen, _ = _observe(model, [name for name in layers if name not in found], to_device(inputs, device), {})
-            found |= {name: max(1, rows // batch_size(inputs)) for name, rows in seen.rows.items() if rows}
-            if len(found) == len(layers):
-                break
-    return found
 
 
 def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:

@@ -55,10 +55,7 @@ class Timing:
 
 @options
 class TimingPolicy:
-    """Length of a measurement: `num_warmups` calls of each function, then `min_seconds` in each of `num_turns`.
-
-    With 0 seconds, a turn is one call.
-    """
+    """Length of a measurement: `num_warmups` calls of each function, and `num_turns` of `min_seconds` (0: a call)."""
 
     num_warmups: Annotated[int, Field(ge=0)] = 1
     num_turns: Annotated[int, Field(ge=2)] = 7
@@ -89,10 +86,7 @@ DEFAULT_TIMING = TimingPolicy()
 def batch_seconds(
     networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
 ) -> dict[str, Timing]:
-    """Time networks, in turns, on one batch.
-
-    A network in half precision gets floating-point inputs in its type, without autocast to `precision`.
-    """
+    """Time networks, in turns, on one batch; those in half precision get it in their type, without autocast."""
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))
@@ -155,10 +149,7 @@ class LatencyTable:
         return self.dense - sum(self.seconds(name, None) for name in self.parts)
 
     def seconds(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> float:
-        """Seconds of one part, dense (None) or at a rank, in proportion to the tokens that the `plan` leaves it.
-
-        Parts that are not timed, which are tokens, take none.
-        """
+        """Seconds of a part (tokens: 0), dense or at a rank, in proportion to the tokens that the `plan` leaves it."""
         if name not in self.parts:
             return 0.0
         part = self.parts[name]

@@ -26,10 +26,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]]:
-    """Divide `(inputs, targets)` into at most `num_parts` parts, every tensor along its first axis.
-
-    Raises `ValueError` for a tensor without one row per sample.
-    """
+    """Divide `(inputs, targets)` into at most `num_parts` parts. Raises `ValueError` for a tensor without such rows."""
     if num_parts == 1:
         yield batch
         return
@@ -61,10 +58,7 @@ def first_sample(inputs: Any) -> Any:
 
 
 def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
-    """Take batch number `rank` and every `size`-th one after it.
-
-    Data with a method `shard(rank, size)` need not read the other batches.
-    """
+    """Every `size`-th batch from number `rank` on; data with a method `shard(rank, size)` need not read the others."""
     if size == 1:
         return batches
     own = getattr(batches, "shard", None)
@@ -98,10 +92,7 @@ def versions_of(value: Any) -> list[int]:
 
 
 def described(value: Any) -> str:
-    """Describe a tensor by type and shape, such as `float32 [4, 10]`, and anything else by its type's name.
-
-    Of a mapping, describe each entry.
-    """
+    """Describe a tensor, such as `float32 [4, 10]`, each entry of a mapping, and anything else by its type's name."""
     if isinstance(value, Mapping):
         return f"{type(value).__name__} of {', '.join(f'{name}: {described(each)}' for name, each in value.items())}"
     if not isinstance(value, Tensor):
