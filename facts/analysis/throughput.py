@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,14 +22,6 @@ from facts.utils.options import Count, options
 
 Variant = Literal["residual", "half", "two_of_four"]
 RESIDUAL_SHARE = 0.05  # of the layer's parameters (MemViT, as the paper's supplement reads it)
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Samples per second in batches, and their relative interquartile range."""
-
-    throughput: float
-    spread: float
 
 
 class WithResidual(nn.Module):
@@ -71,8 +63,7 @@ class Throughput(Analysis):
 
     `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, `two_of_four`
     makes its layers 2:4 sparse; variants are for timing only. If the device cannot run a variant, the values hold the
-    reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is the time
-    of one batch in the compressed network.
+    reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is that of one batch.
     """
 
     batch_size: Count
@@ -102,14 +93,15 @@ class Throughput(Analysis):
         if self.compiled:
             networks = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
         timings = batch_seconds(networks, batch, self.timing, subject.held_out.execution.precision)
-        found = {name: Speed(len(batch) / timing.median, timing.spread) for name, timing in timings.items()}
-        result = found.get("compressed", found["dense"])
-        metrics = {f"{name}_throughput": speed.throughput for name, speed in found.items()}
-        metrics["speedup"] = result.throughput / found["dense"].throughput
-        if {"half", "two_of_four"} <= found.keys():
-            metrics["two_of_four_speedup"] = found["two_of_four"].throughput / found["half"].throughput
-        metrics["latency_ms"] = 1000 * self.batch_size / result.throughput
-        return Findings(metrics, {"speeds": {name: asdict(speed) for name, speed in found.items()}, "missing": missing})
+        speeds = {name: len(batch) / timing.median for name, timing in timings.items()}
+        result = speeds.get("compressed", speeds["dense"])
+        metrics = {f"{name}_throughput": speed for name, speed in speeds.items()}
+        metrics["speedup"] = result / speeds["dense"]
+        if {"half", "two_of_four"} <= speeds.keys():
+            metrics["two_of_four_speedup"] = speeds["two_of_four"] / speeds["half"]
+        metrics["latency_ms"] = 1000 * self.batch_size / result
+        found = {name: {"throughput": speed, "spread": timings[name].spread} for name, speed in speeds.items()}
+        return Findings(metrics, {"speeds": found, "missing": missing})
 
 
 @options

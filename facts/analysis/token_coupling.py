@@ -39,7 +39,6 @@ class TokenCoupling(Analysis):
         _load_dcorr()
 
     def run(self, subject: Subject) -> Findings:
-        self.check(subject.model, subject.estimator)
         selection, held_out = select_layers(subject.model, [self.layer]), subject.held_out
         precision = held_out.execution.precision
         store = TokenStore()
@@ -87,10 +86,7 @@ class TokenStore:
     def add(self, batch: LayerBatch) -> None:
         """Append a batch. Raises `ValueError` if its number of tokens differs from that of earlier batches."""
         if self.parts["inputs"] and batch.x.shape[1] != self.num_tokens:
-            raise ValueError(
-                f"token positions can only be compared if all batches have the same number: {self.num_tokens} before, "
-                f"{batch.x.shape[1]} now"
-            )
+            raise ValueError(f"all batches must have as many tokens: {self.num_tokens} before, {batch.x.shape[1]} now")
         self.like = batch.x.new_empty(0)
         for kind, tensor in (("inputs", batch.x), ("grads", batch.g)):
             self.energies[kind] += tensor.double().square().sum().item()

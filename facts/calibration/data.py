@@ -145,10 +145,7 @@ def _as_pair(batch: Any, model: nn.Module) -> Batch:
         inputs, targets = batch
         are_alike = isinstance(inputs, Tensor) and isinstance(targets, Tensor) and inputs.shape == targets.shape
         if continues_text(model) and are_alike and (inputs.equal(targets) or targets.max() <= 1 < inputs.max()):
-            raise ValueError(
-                "the targets of a language model are the tokens that follow, not the tokens themselves or a mask: give "
-                "facts.next_tokens(tokens), or tokens alone"
-            )
+            raise ValueError("the targets of a language model are the tokens that follow: facts.next_tokens(tokens)")
         return inputs, targets
     if isinstance(batch, list | tuple) and len(batch) == 1:
         batch = batch[0]
@@ -242,10 +239,7 @@ class Split:
 
     def _warn_of_changes(self, first: Batch) -> None:
         if content_key(first[0]) != self.key:
-            log.warning(
-                "the data differ from pass to pass: what is held out in one may be seen in another. Give a loader "
-                "with a fixed order and without random augmentation, or a list of batches"
-            )
+            log.warning("the data differ from pass to pass, so held-out ones may be seen: fix order and augmentation")
 
     def __length_hint__(self) -> int:
         return length_hint(self.batches)

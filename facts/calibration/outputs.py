@@ -104,17 +104,13 @@ def refuse_unfit_functions(
         try:
             itself = float(output_error(outputs, outputs))
         except Exception as error:  # from anybody's code, on any input
-            first = first_line(error)
             raise ValueError(
                 f"{getattr(output_error, '__name__', 'output_error')} cannot compare the outputs of "
-                f"{type(model).__name__}, {described(outputs)} ({first}): give facts.prepare(..., output_error=), a "
-                "function of the original's and the changed outputs, summed over samples"
+                f"{type(model).__name__}, {described(outputs)} ({first_line(error)}): give facts.prepare(..., "
+                "output_error=), a function of the original's and the changed outputs, summed over samples"
             ) from error
         if not math.isfinite(itself):
-            raise ValueError(
-                f"the outputs of {type(model).__name__} for the first sample have an error of {itself} from "
-                "themselves: check that they are finite, or give facts.prepare(..., output_error=)"
-            )
+            raise ValueError(f"the first outputs have an error of {itself} from themselves: check that they are finite")
         if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
             target = to_device(targets[:1], outputs.device)
             once, twice = (loss(torch.cat([outputs] * n), torch.cat([target] * n)).item() for n in (1, 2))
@@ -243,18 +239,13 @@ def distance(
         log.warning("%d of %d samples, whose outputs are NaN in the original, do not count", unknown.sum(), len(sizes))
         errors, sizes = errors[~unknown], sizes[~unknown]
     if num_zero:
-        log.warning(
-            "outputs of %d samples are all zeros: their error is 1 if the changed ones are not, or else 0", num_zero
-        )
+        log.warning("outputs of %d samples are all zeros: their error is 1 if they change, or else 0", num_zero)
     mean, num_samples = (errors.sum() / sizes.sum()).item(), int(sizes.sum())
     share = mean if isinstance(output_error, SquaredError) else None
     if output_error is kl_divergence and (known := information.total()) > LEAST_INFORMATION * num_samples:
         share = errors.sum().item() / known
     if not math.isfinite(mean):
-        raise ValueError(
-            f"the error of the outputs is {mean}, over {num_samples} samples: check that both networks' outputs are "
-            "finite on these data"
-        )
+        raise ValueError(f"the error of the outputs of {num_samples} samples is {mean}: check that they are finite")
     deviations = (errors - mean * sizes).square().sum() * len(sizes) / (len(sizes) - 1)
     standard_error = deviations.sqrt().item() / num_samples if len(sizes) > 1 else None
     return Distance(mean, share, num_samples, standard_error)

@@ -136,8 +136,7 @@ def _of_sample(
             if not are_close(seen.outputs, run(model, sample)):
                 raise ValueError(
                     f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
-                    "draws random numbers or remembers earlier calls, so that they cannot be compared with a changed "
-                    "network's: do so in training mode only, or wrap it in a module that makes all calls alike"
+                    "draws random numbers or remembers earlier calls: do so in training mode only"
                 )
         reached: dict[str, int] = {}  # vectors per sample of layers that other batches reach
         missed = [name for name in layers if not seen.rows[name]]

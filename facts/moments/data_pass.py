@@ -56,9 +56,8 @@ class DataPass:
     def run(self, batches: Iterable[tuple[Any, Any]], what: str, sums: Iterable[Tensor] = ()) -> int:
         """Run the batches, and show their number as the progress of `what`. Returns the number of samples.
 
-        Each process that torchrun started runs its share of the batches; the `sums`, which `add` fills, are then added
-        up over the processes, in place. Raises `ValueError` if the data are empty, a layer never runs, or its values
-        are not finite.
+        Each process that torchrun started runs its share; the `sums`, which `add` fills, are then added up over them,
+        in place. Raises `ValueError` if the data are empty, a layer never runs, or its values are not finite.
         """
         rank, num_processes, position = distributed.rank(), distributed.size(), 0
         own = waiting(with_progress(share(batches, rank, num_processes), what))
@@ -137,10 +136,7 @@ class DataPass:
 
 
 def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
-    """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
-
-    Raises a `MemoryError` that says how to use less.
-    """
+    """Call `run(num_parts)` with whole batches, then with more parts until they fit. Raises `MemoryError`."""
     num_parts = 1
     while True:
         try:
@@ -171,8 +167,7 @@ class _Call:
 class _BlockCall:
     """One call of a checkpointed block: first with the given arguments, then `again` with copies of them.
 
-    The block may change its arguments in place. `awaited` holds the calls of captured layers whose inputs come with the
-    second run, by layer and in order.
+    The block may change its arguments in place. The calls of layers `awaited` get their inputs from the second run.
     """
 
     def __init__(self, forward: Callable, *given: Any):
@@ -241,10 +236,7 @@ class Capture:
         self.ever_ran.add(name)
         inputs, block = args[0].detach(), self.running
         if self.with_grads and not (block or torch.is_grad_enabled()):
-            raise Refusal(
-                f"layer {name} is called without gradients, as under torch.no_grad() or in a reentrant checkpoint: let "
-                "it have gradients, or leave it out of the layers"
-            )
+            raise Refusal(f"layer {name} is called without gradients, as in torch.no_grad(): leave the layer out")
         if self.with_grads and not output.requires_grad:  # the first layers: nothing before them needs a graph
             output = output.detach().requires_grad_().clone()
         if block and block.again:

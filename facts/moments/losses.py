@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
 from typing import Any, Literal, Self
 
 import torch
@@ -43,8 +44,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         raise ValueError(
             f"no loss can be inferred from outputs and targets that are {described(logits)} and {described(targets)}: "
             "cross-entropy takes logits [N, C] or [N, T, C] of at least two classes, with labels [N] or [N, T], or "
-            "with probabilities. Give loss=, a function of outputs and targets that returns the sum of the samples' "
-            "losses"
+            "probabilities. Give loss=, a function of outputs and targets: the sum of the samples' losses"
         )
     if targets.is_floating_point():
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(0, -2), reduction="sum")
@@ -122,13 +122,10 @@ def next_tokens(tokens: Tensor) -> Tensor:
 
 
 class SampledTargets(ABC):
-    """A loss on randomly drawn targets; the given ones are ignored.
+    """A loss on randomly drawn targets, not the given ones: every data pass draws the same for a batch's number."""
 
-    Every data pass draws the same targets for the batch with the same number.
-    """
-
-    def __init__(self, name: str, module: str, seed: int, batch_number: int):
-        self.seed, self.batch_number = seed, batch_number
+    def __init__(self, name: str, module: str, seed: int, batch_number: int = 0):
+        self.name, self.seed, self.batch_number = name, seed, batch_number
         self.generators: dict[torch.device, torch.Generator] = {}
         self.__module__, self.__qualname__ = module, f"{name} with seed {seed}"
 
@@ -140,9 +137,11 @@ class SampledTargets(ABC):
             self.generators[device] = torch.Generator(device).manual_seed(seed)
         return self.generators[device]
 
-    @abstractmethod
     def drawn(self, seed: int, batch_number: int = 0) -> Self:
         """The same loss with other random draws."""
+        other = copy(self)
+        SampledTargets.__init__(other, self.name, self.__module__, seed, batch_number)
+        return other
 
     @abstractmethod
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
@@ -152,13 +151,9 @@ class SampledTargets(ABC):
 class SampledLabels(SampledTargets):
     """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher."""
 
-    def __init__(self, loss: Loss, seed: int = 0, batch_number: int = 0):
+    def __init__(self, loss: Loss, seed: int = 0):
         self.loss = loss
-        name = f"{getattr(loss, '__qualname__', '<unnamed>')}, labels sampled"
-        super().__init__(name, loss.__module__, seed, batch_number)
-
-    def drawn(self, seed: int, batch_number: int = 0) -> Self:
-        return type(self)(self.loss, seed, batch_number)
+        super().__init__(f"{getattr(loss, '__qualname__', '<unnamed>')}, labels sampled", loss.__module__, seed)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are not class logits."""
@@ -189,12 +184,9 @@ class SampledFeatures(SampledTargets):
     the outputs count equally, each as the mean over its values. `scales` has one tensor `[D]` for each.
     """
 
-    def __init__(self, scales: Collection[Tensor], names: Collection[str] = (), seed: int = 0, batch_number: int = 0):
+    def __init__(self, scales: Collection[Tensor], names: Collection[str] = (), seed: int = 0):
         self.scales, self.names = tuple(scales), tuple(names)
-        super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed, batch_number)
-
-    def drawn(self, seed: int, batch_number: int = 0) -> Self:
-        return type(self)(self.scales, self.names, seed, batch_number)
+        super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         tensors = tensors_of(outputs, self.names)
@@ -245,8 +237,7 @@ def on_drawn_targets(loss: Loss, seed: int) -> SampledTargets:
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     """Σ over samples of KL(original ‖ changed) over the classes in the last axis of the logits, in float64.
 
-    A single logit is that of one of two classes. Distributions are compared in chunks: a language model's logits take
-    gigabytes.
+    A single logit is that of one of two classes. Chunks are compared: a language model's logits take gigabytes.
     """
     parts = zip(in_chunks(original), in_chunks(changed), strict=True)
     if not changed.requires_grad:
@@ -297,10 +288,7 @@ squared_error = SquaredError()
 
 
 def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
-    """Find the floating-point tensors with samples among outputs, or those with these names.
-
-    Raises `ValueError` if none exist.
-    """
+    """Find the tensors of real numbers among outputs, or those with these names. Raises `ValueError` without any."""
     if names:
         known = list(outputs) if isinstance(outputs, Mapping) else []
         if unknown := [name for name in names if name not in known]:

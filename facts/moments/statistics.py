@@ -5,6 +5,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out; D_k = Σ_t g_t x_tᵀ `[m, n]`
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -176,19 +177,16 @@ class ClippedGradMoment(SymmetricMoment):
         clip = self.grad_clip
         if clip not in batch.weights:
             norms = batch.g_energy.sum(dim=-1, keepdim=True).sqrt()
-            weights = torch.ones_like(norms)
-            if clip is not None and clip != "tokens":
-                bound = median(norms) if clip == "median" else clip * weights
-                weights = (bound / at_least_tiny(norms)).clamp(max=1).square()  # 0 where both are 0
-            batch.weights[clip] = weights
+            if clip is None or clip == "tokens":
+                batch.weights[clip] = torch.ones_like(norms)
+            else:
+                bound = median(norms) if clip == "median" else torch.full_like(norms, clip)
+                batch.weights[clip] = (bound / at_least_tiny(norms)).clamp(max=1).square()  # 0 where both are 0
         return batch.weights[clip]
 
 
 class ScaledGradMoment(ClippedGradMoment):
-    """A moment whose last matrix keeps the trace for unclipped samples: clipping changes directions, not the scale.
-
-    An extra scalar accumulates that trace.
-    """
+    """A moment whose last matrix keeps the trace for unclipped samples, an extra scalar: clipping keeps the scale."""
 
     def init_state(self, layer, like, d_in, d_out):
         return *super().init_state(layer, like, d_in, d_out), like.new_zeros(())
@@ -357,3 +355,62 @@ class TokenPowerStep(ClippedGradMoment):
     def finalize(self, total):
         inputs, grads, A, _ = total
         return mirror(inputs), mirror(grads), A.trace()
+
+
+class GroupSums:
+    """Sums of the weight gradients of groups of samples, `[m, n]`, in order: only the last one's is on the device."""
+
+    def __init__(self, like: Tensor, d_out: int, d_in: int):
+        self.like, self.shape = like, (d_out, d_in)
+        self.sums: dict[int, Tensor] = {}
+        self.sizes = Counter[int]()  # samples by group
+
+    def add(self, group: int, grads: Tensor, inputs: Tensor) -> None:
+        """Add the weight gradients of some samples of one group, `[k, T, m]` and `[k, T, n]`."""
+        if group not in self.sums:
+            self.to_host()
+            self.sums[group] = self.like.new_zeros(self.shape)
+        self.sums[group].addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
+        self.sizes[group] += len(grads)
+
+    def to_host(self) -> None:
+        self.sums = {group: total.cpu() for group, total in sorted(self.sums.items())}
+
+
+@dataclass(frozen=True)
+class GroupGradients(Moment):
+    """The mean weight gradient of each of the K groups of `group_size` consecutive samples `[K, m, n]`.
+
+    As its size grows with the number of samples, it accumulates in main memory and is not cached; for large networks,
+    `MemoryPolicy(layers_at_once=...)` bounds the memory.
+    """
+
+    group_size: int = 64
+
+    is_kept = False  # it takes hundreds of times the network's size
+    can_offload = False
+
+    def shapes(self, d_in, d_out):
+        return ((d_out, d_in),)
+
+    def init_state(self, layer, like, d_in, d_out):
+        return GroupSums(like, d_out, d_in)
+
+    def add(self, total, batch):
+        start = 0
+        while start < batch.num_samples:
+            group, within = divmod(batch.first_sample + start, self.group_size)
+            end = min(batch.num_samples, start + self.group_size - within)
+            total.add(group, batch.g[start:end], batch.x[start:end])
+            start = end
+
+    def reducible(self, total, num_samples):
+        for group in range(math.ceil(num_samples / self.group_size)):
+            total.sizes[group] = min(self.group_size, num_samples - group * self.group_size)
+            total.sums.setdefault(group, total.like.new_zeros(total.shape, device="cpu"))
+        total.to_host()
+        return tuple(total.sums.values())
+
+    def finalize(self, total):
+        total.to_host()
+        return (torch.stack([sums / total.sizes[group] for group, sums in total.sums.items()]),)

@@ -33,10 +33,7 @@ def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]
     total = batch_size(batch[0])
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.shape[:1] != (total,):
-            raise ValueError(
-                f"a batch of {total} samples holds a tensor of shape {list(leaf.shape)}, which cannot be divided into "
-                "the parts that fit the device's memory; lower the batch size instead"
-            )
+            raise ValueError(f"a batch of {total} samples holds a tensor of shape {list(leaf.shape)}: make it smaller")
     step = -(-total // num_parts)
     for start in range(0, total, step):
         yield tree_map_only(Tensor, itemgetter(slice(start, start + step)), batch)
