@@ -158,8 +158,7 @@ class MeanInputGram(InputMoment):
 class ClippedGradMoment(SymmetricMoment):
     """A moment in which the output gradient of each sample has at most a certain Frobenius norm.
 
-    `grad_clip` is that norm, `median` for the batch's median, or None for no bound. `tokens` clips each token by the
-    mean norm in its sample.
+    `grad_clip` is that norm, `median` of its batch, or None for none; `tokens` clips each by its sample's mean norm.
     """
 
     grad_clip: GradClip = None
@@ -301,8 +300,7 @@ class InputMagnitude(InputVector):
 class LiteralShrunkGram(InputMoment):
     """Σ over batches of the batch's mean XᵀX, shrunk by λ = clip(1e10 (tr S - tr T) / ‖S - T‖², 0, 1).
 
-    T = mean(diag S) I has the same trace as S, so λ is only rounding error, that of float32: the published code of FLAR
-    accumulates S in float64 but leaves T in float32.
+    T = mean(diag S) I has the same trace, so λ is only rounding error: FLAR's published code leaves T in float32.
     """
 
     needs_grads = False
@@ -320,8 +318,7 @@ class LiteralShrunkGram(InputMoment):
 class TokenPowerStep(ClippedGradMoment):
     """Σ (g_tᵀ B g_t) x_t x_tᵀ `[n, n]` and Σ (x_tᵀ A x_t) g_t g_tᵀ `[m, m]` for A and B of the previous step, and tr A.
 
-    One more token-wise power iteration (paper, theorem 4.2). `iteration` tells the steps apart: `previous`, A and B by
-    layer, follows from the data and the other fields, so it is not compared.
+    One more token-wise power iteration (paper, theorem 4.2). `previous`, A and B by layer, follows from other fields.
     """
 
     iteration: int
@@ -381,8 +378,7 @@ class GroupSums:
 class GroupGradients(Moment):
     """The mean weight gradient of each of the K groups of `group_size` consecutive samples `[K, m, n]`.
 
-    As its size grows with the number of samples, it accumulates in main memory and is not cached; for large networks,
-    `MemoryPolicy(layers_at_once=...)` bounds the memory.
+    It grows with the samples, so it is in main memory, which `layers_at_once` bounds, and is not cached.
     """
 
     group_size: int = 64
