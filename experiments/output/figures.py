@@ -5,7 +5,6 @@ Their style, and the parts that figures share, come first.
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import fields
 from itertools import cycle
 from math import nan
 from textwrap import fill
@@ -21,7 +20,6 @@ from experiments.config import Experiment
 from experiments.output.tables import flops_unit
 from experiments.paper import paper_values
 from experiments.record import Record, mean_ranks, standard_error, unpacked
-from facts.cost.timing import Speed
 
 # Okabe and Ito's colours, which the colour-blind can distinguish.
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
@@ -65,7 +63,7 @@ BARS = {
     "two_of_four": ("2:4 sparse, half precision", VERMILION),
 }
 BASES = {"two_of_four": "half"}  # of ratios, besides `dense`
-SPEED_COLUMNS = ["row", "column", "network", *(field.name for field in fields(Speed)), "ratio"]
+SPEED_COLUMNS = ["row", "column", "network", "throughput", "spread", "ratio"]
 THROUGHPUT = "_throughput"  # the ending of metrics
 PUBLISHED = "///"  # hatching of the paper's bars
 

@@ -1,13 +1,10 @@
 """Analyses of the approximation: the parts of the Fisher that estimators keep and drop, on held-out samples."""
 
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "base": ["Analysis", "Findings", "Subject"],
-        "fisher": ["CrossMoments", "FisherSimilarity"],
-        "throughput": ["DeviceRecord", "Throughput"],
-        "token_coupling": ["TokenCoupling"],
-    },
-)
+from facts.analysis.base import Analysis as Analysis
+from facts.analysis.base import Findings as Findings
+from facts.analysis.base import Subject as Subject
+from facts.analysis.fisher import CrossMoments as CrossMoments
+from facts.analysis.fisher import FisherSimilarity as FisherSimilarity
+from facts.analysis.throughput import DeviceRecord as DeviceRecord
+from facts.analysis.throughput import Throughput as Throughput
+from facts.analysis.token_coupling import TokenCoupling as TokenCoupling

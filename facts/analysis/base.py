@@ -1,7 +1,7 @@
 """Analyses: from a network, an estimator and held-out data to numbers that explain a result."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -56,14 +56,3 @@ class Analysis(ABC):
     @abstractmethod
     def run(self, subject: Subject) -> Findings:
         """Measure the subject. Raises `ValueError` if the subject lacks something it needs."""
-
-
-def groups_within(layers: Mapping[str, nn.Linear], max_weights: int) -> Iterator[list[str]]:
-    """Divide the layers' names, in order, into groups of at most `max_weights` weights; a larger layer stands alone."""
-    group: list[str] = []
-    for name in layers:
-        if group and sum(layers[each].weight.numel() for each in (*group, name)) > max_weights:
-            yield group
-            group = []
-        group.append(name)
-    yield group

@@ -1,10 +1,11 @@
 """Parts of the Fisher that estimators keep and drop: its cosine to a Kronecker product, and cross-token terms.
 
-Legend: n = d_in, m = d_out, D = Σ_t g_t x_tᵀ `[m, n]` the weight gradient of a sample.
+Legend: n = d_in, m = d_out, K probes, D = Σ_t g_t x_tᵀ `[m, n]` the weight gradient of a sample. The empirical Fisher
+itself, `[m n, m n]`, is never formed.
 Source of the cosine: the paper's supplement on the comparison of estimators.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated, ClassVar
@@ -13,30 +14,21 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from facts.analysis.base import Analysis, Findings, Subject, groups_within
+from facts.analysis.base import Analysis, Findings, Subject
 from facts.estimators import Estimator, KroneckerFactors
 from facts.estimators.base import see_data
-from facts.moments import (
-    FisherProducts,
-    GradWeightedInputGram,
-    InputWeightedGradGram,
-    Moment,
-    SampleGradGrams,
-    TokenLocalProducts,
-)
-from facts.moments.gradients import make_probes
+from facts.moments import GradWeightedInputGram, InputWeightedGradGram, Moment, SampleGradGrams
+from facts.utils.cache import content_key
 from facts.utils.options import options
 
-MAX_PRODUCTS = 2**30  # in the products held at once: 4 GiB in float32, and as much for their probes
-MAX_VALUES = 2**29  # held at once by each of two kinds of products: 2 GiB in float32, and as much for the probes
+MAX_VALUES = 2**29  # held at once by each kind of products: 2 GiB in float32, and as much for the probes
 
 
 @options
 class FisherSimilarity(Analysis):
     """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
 
-    The factors are those before shrinkage. Metrics: `cosine`, the mean over layers, and `cosine_error`, its standard
-    error. Values: the same by layer.
+    Factors are not shrunk. Metrics: `cosine`, the mean over layers, with its standard error; values: both by layer.
     """
 
     num_probes: Annotated[int, Field(ge=2)] = 32
@@ -54,7 +46,7 @@ class FisherSimilarity(Analysis):
         estimator, moments = see_data(subject.estimator, subject.calibration.moments)
         wanted = FisherProducts(self.num_probes, self.seed)
         terms = {}
-        for group in groups_within(subject.layers, MAX_PRODUCTS // self.num_probes):
+        for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
             for name, held_out in subject.held_out.moments((wanted,), group).items():
                 (products,) = held_out[wanted]
                 d_out, d_in = products.shape[1:]
@@ -68,6 +60,70 @@ class FisherSimilarity(Analysis):
             {"cosine": mean.value, "cosine_error": mean.standard_error},
             {name: {"cosine": e.value, "cosine_error": e.standard_error} for name, e in layers.items()},
         )
+
+
+def groups_within(layers: Mapping[str, nn.Linear], max_weights: int) -> Iterator[list[str]]:
+    """Divide the layers' names, in order, into groups of at most `max_weights` weights; a larger layer stands alone."""
+    group: list[str] = []
+    for name in layers:
+        if group and sum(layers[each].weight.numel() for each in (*group, name)) > max_weights:
+            yield group
+            group = []
+        group.append(name)
+    yield group
+
+
+def make_probes(num_probes: int, d_out: int, d_in: int, seed: int) -> Tensor:
+    """Draw Gaussian probes `[K, m, n]` in float32, the same on every device and for layers of the same shape."""
+    own_seed = int(content_key(seed, d_out, d_in), base=16) % 2**63
+    return torch.randn(num_probes, d_out, d_in, generator=torch.Generator().manual_seed(own_seed))
+
+
+@dataclass(frozen=True)
+class ProbeMoment(Moment):
+    """A sum of matrices `[K, m, n]`, one per probe."""
+
+    num_probes: int
+    seed: int = 0
+
+    can_offload = False  # drawing the probes for every batch would take longer than the batch
+
+    def shapes(self, d_in, d_out):
+        return ((self.num_probes, d_out, d_in),)
+
+    def init_state(self, layer, like, d_in, d_out):
+        probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(like)
+        return torch.zeros_like(probes), probes
+
+    def num_held(self, d_in, d_out):
+        return 2 * self.num_probes * d_out * d_in
+
+    def reducible(self, total, num_samples):
+        return total[:1]
+
+    def finalize(self, total):
+        return total[:1]
+
+
+@dataclass(frozen=True)
+class FisherProducts(ProbeMoment):
+    """Σ_k D_k ⟨D_k, V⟩: the Fisher times a probe."""
+
+    def add(self, total, batch):
+        products, probes = total
+        grads = batch.sample_grads.flatten(1)
+        products.view(len(probes), -1).addmm_((grads @ probes.flatten(1).T).T, grads)
+
+
+@dataclass(frozen=True)
+class TokenLocalProducts(ProbeMoment):
+    """Σ_k Σ_t g_t (g_tᵀ V x_t) x_tᵀ: the token-local part of the Fisher times a probe."""
+
+    def add(self, total, batch):
+        x, g = batch.x.flatten(0, 1), batch.g.flatten(0, 1)
+        for product, probe in zip(*total, strict=True):
+            errors = ((g @ probe) * x).sum(dim=1, keepdim=True)
+            product.addmm_((g * errors).T, x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +165,9 @@ class CrossMoments(Analysis):
     def run(self, subject: Subject) -> Findings:
         fisher, local = FisherProducts(self.num_probes, self.seed), TokenLocalProducts(self.num_probes, self.seed)
         sides = (SampleGradGrams(), GradWeightedInputGram(), InputWeightedGradGram())
-        change = ChangeEnergies(_changes(subject))
+        compressed = subject.model if subject.compressed is None else subject.compressed
+        pairs = {name: (layer.weight, compressed.get_submodule(name).weight) for name, layer in subject.layers.items()}
+        change = ChangeEnergies({name: (before - after).detach() for name, (before, after) in pairs.items()})
         layers = {}
         for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
             # Not cached: the change belongs to one plan, and the products are large.
@@ -130,15 +188,6 @@ class CrossMoments(Analysis):
         kinds = ("operator", "input_side", "grad_side", "loss")
         known = {kind: [ratios[kind] for ratios in layers.values() if kind in ratios] for kind in kinds}
         return Findings({f"cross_{kind}": fmean(ratios) for kind, ratios in known.items() if ratios}, layers)
-
-
-def _changes(subject: Subject) -> dict[str, Tensor]:
-    """ΔW of every layer; zero without a compressed network."""
-    compressed = subject.model if subject.compressed is None else subject.compressed
-    return {
-        name: layer.weight.detach() - compressed.get_submodule(name).weight.detach()
-        for name, layer in subject.layers.items()
-    }
 
 
 def _norm_ratio(dropped: Tensor, kept: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.calibration.calibration import Calibration
 from facts.calibration.prepare import prepare
-from facts.cost.timing import TimingPolicy, speeds
+from facts.cost.timing import TimingPolicy, batch_seconds
 from facts.estimators.methods.facts import FACTS
 from facts.modules.forms import PLAIN
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
@@ -63,8 +63,7 @@ class Throughput(Analysis):
 
     `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, `two_of_four`
     makes its layers 2:4 sparse; variants are for timing only. If the device cannot run a variant, the values hold the
-    reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is the time
-    of one batch in the compressed network.
+    reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is that of one batch.
     """
 
     batch_size: Count
@@ -79,7 +78,8 @@ class Throughput(Analysis):
         return bool(self.variants)
 
     def run(self, subject: Subject) -> Findings:
-        networks, missing = {"dense": subject.model}, {}
+        networks: dict[str, Any] = {"dense": subject.model}
+        missing = {}
         if subject.compressed is not None:
             networks["compressed"] = subject.compressed
             for name in self.variants:
@@ -90,14 +90,18 @@ class Throughput(Analysis):
         inputs, _ = next(iter(subject.held_out.data or ()))
         device = next(subject.model.parameters()).device
         batch = noise(subject.model, (self.batch_size, *inputs.shape[1:]), device)
-        found = speeds(networks, batch, self.timing, subject.held_out.execution.precision, self.compiled)
-        result = found.get("compressed", found["dense"])
-        metrics = {f"{name}_throughput": speed.throughput for name, speed in found.items()}
-        metrics["speedup"] = result.throughput / found["dense"].throughput
-        if {"half", "two_of_four"} <= found.keys():
-            metrics["two_of_four_speedup"] = found["two_of_four"].throughput / found["half"].throughput
-        metrics["latency_ms"] = 1000 * self.batch_size / result.throughput
-        return Findings(metrics, {"speeds": {name: asdict(speed) for name, speed in found.items()}, "missing": missing})
+        if self.compiled:
+            networks = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
+        timings = batch_seconds(networks, batch, self.timing, subject.held_out.execution.precision)
+        speeds = {name: len(batch) / timing.median for name, timing in timings.items()}
+        result = speeds.get("compressed", speeds["dense"])
+        metrics = {f"{name}_throughput": speed for name, speed in speeds.items()}
+        metrics["speedup"] = result / speeds["dense"]
+        if {"half", "two_of_four"} <= speeds.keys():
+            metrics["two_of_four_speedup"] = speeds["two_of_four"] / speeds["half"]
+        metrics["latency_ms"] = 1000 * self.batch_size / result
+        found = {name: {"throughput": speed, "spread": timings[name].spread} for name, speed in speeds.items()}
+        return Findings(metrics, {"speeds": found, "missing": missing})
 
 
 @options

@@ -3,9 +3,7 @@
 Source: the paper's supplement on the comparison of estimators.
 """
 
-from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +13,8 @@ from facts.analysis.base import Analysis, Findings, Subject
 from facts.estimators import Estimator
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
-from facts.moments.losses import Loss
 from facts.parts.layers import select_layers
+from facts.utils import distributed
 from facts.utils.files import ScratchFolder, needing_room
 from facts.utils.options import needing, options
 from facts.utils.progress import with_progress
@@ -41,13 +39,14 @@ class TokenCoupling(Analysis):
         _load_dcorr()
 
     def run(self, subject: Subject) -> Findings:
-        self.check(subject.model, subject.estimator)
         selection, held_out = select_layers(subject.model, [self.layer]), subject.held_out
         precision = held_out.execution.precision
-        stores = collect_tokens(
-            selection.model, selection.layers, held_out.data or (), loss=held_out.loss, precision=precision
+        store = TokenStore()
+        data_pass = DataPass(
+            selection.model, selection.layers, lambda _, batch: store.add(batch), held_out.loss, precision, True
         )
-        store = stores[self.layer]
+        with distributed.alone():
+            data_pass.run(held_out.data or (), "tokens")
         correlations, p_values = distance_correlations(store)
         coupling = cross_token_coupling(store)
         varying = [value for value in correlations if value is not None]
@@ -87,10 +86,7 @@ class TokenStore:
     def add(self, batch: LayerBatch) -> None:
         """Append a batch. Raises `ValueError` if its number of tokens differs from that of earlier batches."""
         if self.parts["inputs"] and batch.x.shape[1] != self.num_tokens:
-            raise ValueError(
-                f"token positions can only be compared if all batches have the same number: {self.num_tokens} before, "
-                f"{batch.x.shape[1]} now"
-            )
+            raise ValueError(f"all batches must have as many tokens: {self.num_tokens} before, {batch.x.shape[1]} now")
         self.like = batch.x.new_empty(0)
         for kind, tensor in (("inputs", batch.x), ("grads", batch.g)):
             self.energies[kind] += tensor.double().square().sum().item()
@@ -105,21 +101,6 @@ class TokenStore:
         values = torch.from_numpy(np.concatenate([part[start:end] for part in self.parts[kind]], axis=1))
         mean_square = self.energies[kind] / (self.num_tokens * self.num_samples * values.shape[2])
         return values.div_(mean_square**0.5 or 1.0).to(self.like.device)
-
-
-def collect_tokens(
-    model: nn.Module,
-    layers: Mapping[str, nn.Linear],
-    batches: Iterable[tuple[Any, Any]],
-    *,
-    loss: Loss,
-    precision: torch.dtype = torch.float32,
-) -> dict[str, TokenStore]:
-    """Fill a store for each layer in one forward and backward pass."""
-    stores = {name: TokenStore() for name in layers}
-    data_pass = DataPass(model, layers, lambda name, batch: stores[name].add(batch), loss, precision, needs_grads=True)
-    data_pass.run(batches, "tokens")
-    return stores
 
 
 def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tensor:

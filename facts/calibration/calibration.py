@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from facts.moments.statistics import InputSum, Moment, at_least_tiny
 from facts.parts import Part, Plan, apply, part_at, put, rewritten, with_convolutions
 from facts.parts.base import Problem, packed, unpacked
 from facts.utils.batches import to_device
-from facts.utils.cache import Cache, calibration_key, code_of, content_key, name_of, shared_code
+from facts.utils.cache import Cache, calibration_key, content_key, file_name, name_of, shared_code
 from facts.utils.progress import stage, with_progress
 
 
@@ -34,8 +35,7 @@ class Execution:
 
     `precision` is the autocast type (float32 or bfloat16), `memory` the policy for when device memory is short,
     `timing` the length of a latency measurement. `cache` is a folder for moments, decompositions and sensitivity
-    profiles: a second run on the same network and data reads them. Without `cache_errors` it holds no profiles, so that
-    a search can be timed.
+    profiles, which a second run reads; without `cache_errors`, not for profiles, so that a search can be timed.
     """
 
     precision: torch.dtype = torch.float32
@@ -58,13 +58,12 @@ class Calibration:
 
     A plan gives ranks to the `parts` of the `model`, of `kinds` named in `facts.parts.KINDS`, with low-rank layers in a
     `form`. `rewritten` computes the same and calls a linear layer for each of the parts' `linears`; it is the model
-    itself unless parts are units. `skipped` holds the reasons for leaving other layers alone. `data` are batches of
-    `(inputs, targets)` or None; those in `held_out` only serve to compare the result with the original. `first_inputs`
-    are those of the first batch, or noise; `example` is one sample on the meta device, if the network runs there.
-    `loss` and `output_error` are sums over samples. `flops` counts the dense network by the paper's rule; None if
-    unknown. With `draws_labels`, the default search draws labels, since no loss on given labels was chosen. With
-    `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error. Layers `by_token`
-    get the first token of all samples first.
+    itself unless parts are units. `skipped` gives the reason for leaving each other layer alone. `data` are batches of
+    `(inputs, targets)` or None; `held_out` only serve to compare the result with the original. `first_inputs` are those
+    of the first batch, or noise; `example` is one sample on the meta device, if the network runs there. `loss` and
+    `output_error` are sums over samples. `flops` counts the dense network by the paper's rule (None if unknown). With
+    `draws_labels`, no loss on given labels was chosen, and the default search draws them. With `fit_bias`, biases
+    absorb the mean truncation error. Layers `by_token` get the first token of all samples first.
     """
 
     model: nn.Module
@@ -92,10 +91,7 @@ class Calibration:
 
     @cached_property
     def cache(self) -> Cache | None:
-        """Subfolder of the cache for this code, network, layers, data, loss and precisions.
-
-        Raises `ValueError` for a loss without a name of its own.
-        """
+        """Subfolder for this code, network, data, loss and precision. Raises `ValueError` for a loss without a name."""
         if self.execution.cache is None:
             return None
         data = None if self.data is None else calibration_key(self.data)
@@ -128,9 +124,7 @@ class Calibration:
     def layers(self) -> dict[str, nn.Linear]:
         """The linear layers, if they are the parts. Raises `ValueError` for units and tokens."""
         if len(self.single_layers) < len(self.parts):
-            raise ValueError(
-                f'this works on single layers, but the network is prepared for parts="{self.kinds}": choose layers'
-            )
+            raise ValueError(f'this works on single layers, not on parts="{self.kinds}": choose parts="layers"')
         return self.linears  # type: ignore[return-value]
 
     @cached_property
@@ -150,7 +144,6 @@ class Calibration:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether some parts are tokens."""
         return any(part.shortens for part in self.parts.values())
 
     @cached_property
@@ -163,14 +156,10 @@ class Calibration:
         )
 
     def on(self, data: Iterable[Batch]) -> "Calibration":
-        """The same network on other data."""
         return replace(self, data=data)
 
     def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
-        """Other data in batches, one sample at a time if this network's are.
-
-        Raises `ValueError` if there are none, or the network cannot read them.
-        """
+        """Other data, one by one if this network's are. Raises `ValueError` for none, or what it cannot read."""
         batches, _ = read(data, self.model, purpose)
         refuse_unreadable(self.model, batches, self.execution.precision)
         return OneByOne(batches) if isinstance(self.data, OneByOne) else batches
@@ -198,10 +187,7 @@ class Calibration:
         return replace(self, execution=replace(self.execution, cache=folder))
 
     def moments(
-        self,
-        wanted: Iterable[Moment],
-        only: Collection[str] | None = None,
-        cached: bool = True,
+        self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
         """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache."""
         cache = self.cache if cached else None
@@ -247,19 +233,16 @@ class Calibration:
         if estimator.moments and self.data is None:
             name = type(estimator).__name__
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
-        if self.cache is None:
-            return self._decompose(estimator)
         if (known := self._cached(estimator)) is not None:
             return known
-        with self.cache.locked(file_name(estimator)):
+        with self.cache.locked(file_name(estimator)) if self.cache else nullcontext():
             known = self._cached(estimator)  # by now another process may have them
             return self._decompose(estimator) if known is None else known
 
     @stage("decomposition")
     def _cached(self, estimator: Estimator) -> dict[str, Decomposition] | None:
         """Read decompositions to the devices of their layers; None if the cache has none."""
-        assert self.cache
-        tensors = self.cache.load(file_name(estimator))
+        tensors = self.cache.load(file_name(estimator)) if self.cache else None
         if tensors is None:
             return None
         by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self.linears}
@@ -352,8 +335,8 @@ def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: Layer
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     for weight in layer.parameters():
         if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
-            reason = "its weight is complex, or holds NaN or infinity"
-            raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {reason}")
+            method = type(estimator).__name__
+            raise ValueError(f"layer {name} cannot be decomposed by {method}: its weight is complex, NaN or infinite")
     return layer, factors, row, col
 
 
@@ -361,8 +344,7 @@ def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
     """Centre factors, leaving a layer's mean input to its bias; return them with that mean, in float64.
 
     The given factors are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The best change of the bias for a ΔW is -ΔW a / c;
-    the remaining cost has S - a aᵀ / c in place of A. A diagonal A contains no mean: it is not centred, and `mean`,
-    that of all inputs, is used.
+    the remaining cost has S - a aᵀ / c in place of A. A diagonal A is not centred: the `mean` of all inputs is used.
     """
     if factors.A is None:
         return replace(factors, mean=mean.double())
@@ -371,8 +353,3 @@ def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
     if not joint.any():
         return replace(factors, A=inner, mean=mean.double())
     return replace(factors, A=inner - torch.outer(joint, joint) / one, mean=joint / one)
-
-
-def file_name(estimator: Estimator) -> str:
-    """Name of the files with an estimator's decompositions and what is computed from them."""
-    return f"{type(estimator).__name__}-{content_key(estimator, code_of(type(estimator)))}"

@@ -142,9 +142,11 @@ def _as_pair(batch: Any, model: nn.Module) -> Batch:
     batch = tree_map_only(UserDict, dict, batch)  # what processors and tokenizers of transformers return
     batch = tree_map_only(np.ndarray, _as_tensor, batch)
     if isinstance(batch, list | tuple) and len(batch) == 2:
-        if continues_text(model):
-            _refuse_what_does_not_follow(*batch)
-        return batch[0], batch[1]
+        inputs, targets = batch
+        are_alike = isinstance(inputs, Tensor) and isinstance(targets, Tensor) and inputs.shape == targets.shape
+        if continues_text(model) and are_alike and (inputs.equal(targets) or targets.max() <= 1 < inputs.max()):
+            raise ValueError("the targets of a language model are the tokens that follow: facts.next_tokens(tokens)")
+        return inputs, targets
     if isinstance(batch, list | tuple) and len(batch) == 1:
         batch = batch[0]
     if isinstance(batch, Mapping):
@@ -175,32 +177,6 @@ def _as_tensor(array: np.ndarray) -> Tensor | np.ndarray:
     return torch.from_numpy(np.require(array, requirements="W")) if array.dtype.kind in "biufc" else array
 
 
-def _refuse_what_does_not_follow(tokens: Any, targets: Any) -> None:
-    """Raises `ValueError` for targets that are the tokens themselves, or a mask."""
-    both = isinstance(tokens, Tensor) and isinstance(targets, Tensor) and tokens.shape == targets.shape
-    if both and (torch.equal(tokens, targets) or targets.max() <= 1 < tokens.max()):
-        raise ValueError(
-            "the targets of a language model are the tokens that follow, not the tokens themselves or a mask: give "
-            "facts.next_tokens(tokens), or tokens alone"
-        )
-
-
-@dataclass(frozen=True)
-class FirstSamples:
-    """The first batches of some data, until they hold at least `num_samples`."""
-
-    batches: Iterable[Batch]
-    num_samples: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        left = self.num_samples
-        for inputs, targets in self.batches:
-            yield inputs, targets
-            left -= batch_size(inputs)
-            if left <= 0:
-                return
-
-
 @dataclass(frozen=True)
 class OneByOne:
     """The samples of some batches, each in a batch of its own."""
@@ -216,7 +192,6 @@ class OneByOne:
         return (sample for batch in self.batches for sample in in_parts(batch, batch_size(batch[0])))
 
     def shard(self, rank: int, size: int) -> "OneByOne":
-        """Share of process `rank`."""
         return OneByOne(share(self.batches, rank, size))
 
 
@@ -264,20 +239,15 @@ class Split:
 
     def _warn_of_changes(self, first: Batch) -> None:
         if content_key(first[0]) != self.key:
-            log.warning(
-                "the data differ from pass to pass: what is held out in one may be seen in another. Give a loader "
-                "with a fixed order and without random augmentation, or a list of batches"
-            )
+            log.warning("the data differ from pass to pass, so held-out ones may be seen: fix order and augmentation")
 
     def __length_hint__(self) -> int:
         return length_hint(self.batches)
 
     def shard(self, rank: int, size: int) -> "Split":
-        """Share of process `rank`."""
         return replace(self, batches=share(self.batches, rank, size), first=rank, step=size)
 
     def _rows(self, number: int, size: int) -> list[int]:
-        """Rows of the batch with a number and a size."""
         assert self.size
         return [row for row in range(size) if self._includes(number * self.size + row)]
 
@@ -301,10 +271,7 @@ def in_memory(batches: Iterable[Batch]) -> bool:
 
 
 def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Iterable[Batch]]:
-    """Divide data into samples to work with and samples that are held out, `num_held_out` of them.
-
-    Batches are held out as a whole if the `first` cannot be divided by samples.
-    """
+    """Divide data into samples to work with and `num_held_out` others; batches, if the `first` cannot be divided."""
     size, num_batches = batch_size(first[0]), length_hint(batches)
     num_samples = max(1, num_batches - 1) * size  # at least, since the last batch may be smaller
     if in_memory(batches) or not num_batches:

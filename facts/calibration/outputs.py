@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,14 @@ from facts.moments.losses import (
     NOTHING,
     Loss,
     OutputError,
+    OutputKind,
     SquaredError,
+    error_of,
     in_chunks,
     kl_divergence,
     loss_of_labels,
-    on_given_labels,
     refuse_unfit_labels,
-    scales_of,
     squared_error,
-    summed_binary_cross_entropy,
-    summed_cross_entropy,
-    summed_squared_error,
     tensors_of,
 )
 from facts.utils.batches import (
@@ -51,16 +48,6 @@ log = logging.getLogger(__name__)
 TOO_FAR = 0.2  # a share; a ViT-Tiny lost 14 points of accuracy at a share of 0.13, and 41 points at 0.38
 FEW = 8  # samples; with fewer the standard error is itself a guess
 LEAST_INFORMATION = 1e-9  # nats per sample: a hundred times what rounding logits to float32 adds
-
-OutputKind = Literal["classes", "features"] | tuple[str, ...]
-"""Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
-
-
-def as_output_kind(outputs: str | Collection[str] | None) -> OutputKind | None:
-    """Convert what a user gives; None stays None."""
-    if outputs is None or outputs == "classes" or outputs == "features":
-        return outputs  # type: ignore[return-value]
-    return (outputs,) if isinstance(outputs, str) else tuple(outputs)
 
 
 def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
@@ -82,85 +69,48 @@ def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
     precision = precision_of(model)
     probe = Probe.of(model, inputs, precision=precision)
     has_labels = targets is not None and not is_encoder(model)  # labels say nothing about features
-    kind = "classes" if has_labels else output_kind(model, probe)
-    return error_of(kind, loss_of_labels(probe.outputs, targets), model, batches, precision)
-
-
-def error_of(
-    kind: OutputKind | None,
-    loss: Loss,
-    model: nn.Module,
-    batches: Iterable[Batch] | None,
-    precision: torch.dtype,
-) -> OutputError:
-    """The distance between outputs that suits a loss.
-
-    Of classes it is the KL divergence; of one value with labels the squared error relative to the value's variance over
-    the data; of features and for other losses the relative squared error.
-    """
-    if kind not in (None, "classes"):
-        return SquaredError(kind) if isinstance(kind, tuple) else squared_error
-    loss = on_given_labels(loss)
-    if loss is summed_squared_error:
-        (scale,) = scales_of(model, batches or (), (), precision)
-        return SquaredError(scale=scale.item())
-    return kl_divergence if loss in (summed_cross_entropy, summed_binary_cross_entropy) else squared_error
+    if not has_labels and output_kind(model, probe) == "features":
+        return squared_error
+    return error_of(loss_of_labels(probe.outputs, targets), model, batches, precision)
 
 
 def refuse_unfit_network(model: nn.Module) -> None:
     """Raises `ValueError` for anything but a network with floating-point weights that can have gradients."""
+    kind = type(model).__name__
     if not isinstance(model, nn.Module):
-        raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
-    scripted = [each for each in model.modules() if isinstance(each, torch.jit.ScriptModule)]
-    if scripted:
-        raise ValueError(
-            f"{type(scripted[0]).__name__} is TorchScript: give the module that it was traced or scripted from"
-        )
+        raise ValueError(f"the model must be a torch.nn.Module, got a {kind}")
+    if scripted := [type(each).__name__ for each in model.modules() if isinstance(each, torch.jit.ScriptModule)]:
+        raise ValueError(f"{scripted[0]} is TorchScript: give the module that it was traced or scripted from")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has lazy layers without weights yet: run it once, on one batch")
+        raise ValueError(f"{kind} has lazy layers without weights yet: run it once, on one batch")
     if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
-        raise ValueError(
-            "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
-            "(torch.no_grad() is fine)"
-        )
+        made = "nothing made under torch.inference_mode() has gradients"
+        raise ValueError(f"{made}: build the network, and call this, outside of it (torch.no_grad() is fine)")
     if any(parameter.is_mps for parameter in model.parameters()):
         raise ValueError("an Apple GPU (MPS) cannot compute in float64, which decides ranks: use the CPU, model.cpu()")
+    advice = "if the network is quantised or sharded, compress it first and quantise the result"
     for name, parameter in model.named_parameters():
         if is_traceable_wrapper_subclass(parameter.data):  # torchao's, DTensor
-            kind = type(parameter.data).__name__
-            raise ValueError(
-                f"{name} of {type(model).__name__} is a {kind}, no plain tensor: if the network is quantised or "
-                "sharded, compress it first, and quantise or shard the result"
-            )
+            raise ValueError(f"{name} of {kind} is a {type(parameter.data).__name__}, no plain tensor: {advice}")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
-        raise ValueError(
-            f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
-            "quantise the result"
-        )
+        raise ValueError(f"{kind} has no weights in floating point: {advice}")
 
 
 def refuse_unfit_functions(
     model: nn.Module, outputs: Any, targets: Any, loss: Loss | None, output_error: OutputError
 ) -> None:
-    """Try the functions of the outputs on those of the first sample.
-
-    Raises `ValueError` if `output_error` cannot compare them, or if `loss` is a mean over samples.
-    """
+    """Raises `ValueError` if `output_error` cannot compare outputs of the first sample, or if `loss` is a mean."""
     with torch.no_grad():
         try:
             itself = float(output_error(outputs, outputs))
         except Exception as error:  # from anybody's code, on any input
-            first = first_line(error)
             raise ValueError(
                 f"{getattr(output_error, '__name__', 'output_error')} cannot compare the outputs of "
-                f"{type(model).__name__}, {described(outputs)} ({first}): give facts.prepare(..., output_error=), a "
-                "function of the original's and the changed outputs, summed over samples"
+                f"{type(model).__name__}, {described(outputs)} ({first_line(error)}): give facts.prepare(..., "
+                "output_error=), a function of the original's and the changed outputs, summed over samples"
             ) from error
         if not math.isfinite(itself):
-            raise ValueError(
-                f"the outputs of {type(model).__name__} for the first sample have an error of {itself} from "
-                "themselves: check that they are finite, or give facts.prepare(..., output_error=)"
-            )
+            raise ValueError(f"the first outputs have an error of {itself} from themselves: check that they are finite")
         if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
             target = to_device(targets[:1], outputs.device)
             once, twice = (loss(torch.cat([outputs] * n), torch.cat([target] * n)).item() for n in (1, 2))
@@ -176,7 +126,7 @@ def refuse_ignored_labels(batches: Iterable[Batch], outputs: Any) -> None:
 
     Loaders are read until a label counts; only lists are read to the end, and their labels compared with `outputs`.
     """
-    counted, num_samples, is_list = 0, 0, isinstance(getattr(batches, "data", None), list)
+    counted, num_samples, is_list = 0, 0, in_memory(batches)
     for inputs, targets in batches:
         if not isinstance(targets, Tensor) or targets.is_floating_point() or not targets.ndim:
             return
@@ -208,10 +158,7 @@ def refuse_not_finite(original: Any, changed: Any) -> None:
 
 
 def refuse_unreadable(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> None:
-    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape.
-
-    Texts may have any length.
-    """
+    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape but texts."""
     device, tried, model = next(model.parameters()).device, set[str](), stand_in(model)
     is_list = in_memory(batches) and not reads_tokens(model)
     with torch.no_grad(), evaluating(model), autocast(device, precision):
@@ -228,8 +175,7 @@ class Distance:
     """Mean error of the outputs over `num_samples`, and the `share` of the original outputs' information that is lost.
 
     A share of 1 is the error of constant outputs (KL divergence) or zeros (squared error). It is None for other
-    errors, and if the original's outputs hardly depend on its inputs. `standard_error` of the mean is None for a single
-    sample.
+    errors, and if the original's outputs hardly depend on its inputs. `standard_error` is None for a single sample.
     """
 
     mean: float
@@ -263,8 +209,7 @@ def distance(
     """Compare the outputs of two networks on batches, shared by all processes; None if there are no batches.
 
     `precision` is the autocast type; each batch is divided into `num_parts`. `originals` are the original's outputs, if
-    an earlier call has computed them; an empty list is filled with them. Raises `ValueError` for an error that is not
-    finite.
+    an earlier call has computed them; an empty list is filled. Raises `ValueError` for an error that is not finite.
     """
     original, changed = stand_in(original), stand_in(changed)
     device, information, num_zero = next(changed.parameters()).device, _Information(), 0
@@ -294,18 +239,13 @@ def distance(
         log.warning("%d of %d samples, whose outputs are NaN in the original, do not count", unknown.sum(), len(sizes))
         errors, sizes = errors[~unknown], sizes[~unknown]
     if num_zero:
-        log.warning(
-            "outputs of %d samples are all zeros: their error is 1 if the changed ones are not, or else 0", num_zero
-        )
+        log.warning("outputs of %d samples are all zeros: their error is 1 if they change, or else 0", num_zero)
     mean, num_samples = (errors.sum() / sizes.sum()).item(), int(sizes.sum())
     share = mean if isinstance(output_error, SquaredError) else None
     if output_error is kl_divergence and (known := information.total()) > LEAST_INFORMATION * num_samples:
         share = errors.sum().item() / known
     if not math.isfinite(mean):
-        raise ValueError(
-            f"the error of the outputs is {mean}, over {num_samples} samples: check that both networks' outputs are "
-            "finite on these data"
-        )
+        raise ValueError(f"the error of the outputs of {num_samples} samples is {mean}: check that they are finite")
     deviations = (errors - mean * sizes).square().sum() * len(sizes) / (len(sizes) - 1)
     standard_error = deviations.sqrt().item() / num_samples if len(sizes) > 1 else None
     return Distance(mean, share, num_samples, standard_error)
@@ -336,7 +276,6 @@ class _Information:
             self.num_rows += len(logs)
 
     def total(self) -> float:
-        """Total over the rows."""
         assert self.distributions is not None
         mean = self.distributions / self.num_rows
         return (self.known - self.num_rows * torch.special.xlogy(mean, mean).sum()).item()

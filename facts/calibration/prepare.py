@@ -9,11 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
-from facts.calibration.data import Batch, FirstSamples, OneByOne, as_batches, divide, in_memory, read
+from facts.calibration.data import Batch, OneByOne, as_batches, divide, in_memory, read
 from facts.calibration.outputs import (
-    OutputKind,
-    as_output_kind,
-    error_of,
     output_kind,
     refuse_ignored_labels,
     refuse_unfit_functions,
@@ -25,20 +22,10 @@ from facts.cost.probe import Probe
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, is_encoder, noise
-from facts.moments.losses import (
-    Loss,
-    OutputError,
-    SampledFeatures,
-    SampledLabels,
-    SampledTargets,
-    loss_of_labels,
-    scales_of,
-    summed_cross_entropy,
-)
-from facts.parts import Part, find, kinds_of, rewritten
+from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
+from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
-from facts.utils.batches import first_sample, has_row_per_sample, to_device
-from facts.utils.cache import name_of
+from facts.utils.batches import FirstSamples, first_sample, has_row_per_sample, to_device
 from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
@@ -96,9 +83,11 @@ def prepare(
     if example is None and is_divided:
         example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
     first_inputs = inputs
-    if inputs is None and input_shape:
-        first_inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
-    kind = as_output_kind(outputs)
+    if inputs is None and example is not None:
+        first_inputs = noise(model, example.shape, next(model.parameters()).device)
+    kind: Any = outputs
+    if outputs not in (None, "classes", "features"):
+        kind = (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
     own_loss = not (loss is None or isinstance(loss, SampledTargets))
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     may_miss = may_miss and is_divided
@@ -111,8 +100,8 @@ def prepare(
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
-    chosen_loss = loss or _default_loss(model, kind, batches, targets, probe.outputs, execution.precision)
-    output_error = output_error or error_of(kind, chosen_loss, model, batches, execution.precision)
+    chosen_loss = loss or default_loss(kind, model, batches, targets, probe.outputs, execution.precision)
+    output_error = output_error or error_of(chosen_loss, model, batches, execution.precision)
     if given is not None:
         if chosen_loss is summed_cross_entropy:
             refuse_ignored_labels(given, probe.outputs)
@@ -121,8 +110,9 @@ def prepare(
     if may_miss:
         selection = selection.without(_unused(selection, probe, chosen_loss, targets, execution.precision), NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
-    if batches is not None and _are_mixed_in_heads(found.values(), probe):
-        batches = OneByOne(batches)
+    in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
+    if batches is not None and any(probe.by_token.intersection(layers) for layers in in_heads):
+        batches = OneByOne(batches)  # linears within heads, around which layers go by token, get samples in turns
     return Calibration(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -151,10 +141,7 @@ def _divided(
     model: nn.Module,
     precision: torch.dtype,
 ) -> tuple[Iterable[Batch] | None, Iterable[Batch]]:
-    """The samples to work with and those held out, a part of the given ones unless there are others.
-
-    Raises `ValueError` for data that the network cannot read.
-    """
+    """The samples to work with and those held out. Raises `ValueError` for data that the network cannot read."""
     compared = as_batches(held_out, model)
     if given is not None and in_memory(given):  # of other data, only the first batch is tried, by the probe
         refuse_unreadable(model, given, precision)
@@ -162,11 +149,6 @@ def _divided(
         return (None, ()) if given is None else divide(given, first)
     refuse_unreadable(model, compared, precision)
     return given, compared
-
-
-def _are_mixed_in_heads(parts: Iterable[Part], probe: Probe) -> bool:
-    """Whether linears within heads get rows of several samples in turns, since the layers around them go by token."""
-    return any(probe.by_token.intersection(part.layers) for part in parts if not {*part.linears} <= {*part.layers})
 
 
 def _refuse_unfit_arguments(
@@ -195,21 +177,3 @@ def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
     """Choose pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
     types = {precision, *(parameter.dtype for parameter in model.parameters())}
     return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"
-
-
-def _default_loss(
-    model: nn.Module,
-    kind: OutputKind | None,
-    batches: Iterable[Batch] | None,
-    targets: Any,
-    outputs: Any,
-    precision: torch.dtype,
-) -> Loss:
-    """`loss_of_labels`, with labels drawn from the network if there are none; squared errors of features."""
-    if kind not in (None, "classes"):
-        names = kind if isinstance(kind, tuple) else ()
-        return SampledFeatures(scales_of(model, batches or (), names, precision), names)
-    loss = loss_of_labels(outputs, targets)
-    if loss is not summed_cross_entropy:
-        log.info("%s has one output: the loss is %s", type(model).__name__, name_of(loss, "loss"))
-    return loss if targets is not None or batches is None else SampledLabels(loss)

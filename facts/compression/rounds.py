@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from torch import nn
 
 from facts.calibration.calibration import Calibration
-from facts.calibration.data import Batch, FirstSamples
+from facts.calibration.data import Batch
 from facts.cost.count import CostName
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
@@ -25,6 +25,7 @@ from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
 from facts.search.methods.uniform import Uniform
+from facts.utils.batches import FirstSamples
 from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)

@@ -26,11 +26,7 @@ COST_NAMES = get_args(CostName)
 STEMS = ("stem", "patch_embed")
 LAYER_NORM_OPS, RMS_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 4, 1  # operations per element
 SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
-FACTORS: dict[str, tuple[int, ...]] = {  # their arguments
-    **dict.fromkeys(("mm", "bmm", "convolution", "mv"), (0, 1)),
-    **dict.fromkeys(("addmm", "baddbmm"), (1, 2)),
-    "_trilinear": (0, 1, 2),  # of nn.Bilinear: two inputs and a weight
-}
+FACTORS = {"mm": (0, 1), "bmm": (0, 1), "convolution": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}  # their arguments
 
 
 @dataclass(frozen=True)
@@ -50,21 +46,13 @@ class Size:
 
     @classmethod
     def of(cls, model: nn.Module, dtype: torch.dtype | None = None) -> Self:
-        """Measure the network's values in a file, with floating-point values in `dtype` (default: unchanged).
-
-        Parameters and saved buffers count, shared ones once.
-        """
-        tensors = [
-            tensor.to("meta", dtype if tensor.is_floating_point() else None)
-            for tensor in {tensor.untyped_storage()._cdata: tensor for tensor in tensors_of(model).values()}.values()
-        ]
+        """Measure parameters and saved buffers, shared ones once; real ones are stored as `dtype` (None: unchanged)."""
         kinds = Counter[str]()
-        for tensor in tensors:
-            kinds[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
-        return cls(
-            kinds.total(),
-            ", ".join(kind for kind, num_bytes in kinds.most_common() if num_bytes > 0.1 * kinds.total()),
-        )
+        for tensor in {each.untyped_storage()._cdata: each for each in tensors_of(model).values()}.values():
+            kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+            kinds[str(kind).removeprefix("torch.")] += tensor.numel() * kind.itemsize
+        types = (kind for kind, num_bytes in kinds.most_common() if num_bytes > 0.1 * kinds.total())
+        return cls(kinds.total(), ", ".join(types))
 
 
 def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
@@ -74,7 +62,7 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
     `[C, H, W]`, or any shape with its batch axis, such as tokens `[N, T]`. Both rules count two operations per
     multiply-accumulate and leave out biases and additions. Raises `ValueError` for other rules.
 
-    - `paper`: linear layers, 2-D convolutions (also transposed), other products with a weight, such as
+    - `paper`: linear layers, 2-D convolutions (also transposed), other matrix products with a weight, such as
       `F.linear(x, layer.weight)`, GELU, LayerNorm and BatchNorm, except the stem's own normalisation. Products that mix
       tokens without a weight matrix are not counted: attention's products, a Mamba mixer's 1-D convolution and scan.
     - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
@@ -135,17 +123,11 @@ class _Functions(TorchDispatchMode):
         if factors := FACTORS.get(func.overloadpacket.__name__):
             is_1d = func.overloadpacket.__name__ == "convolution" and args[0].ndim == 3
             if not is_1d and sum(id(args[each]) in self.weights for each in factors) == 1:
-                count = flop_registry.get(func.overloadpacket, _count_without_formula)
-                self.counts.append(count(*args, **kwargs or {}, out_val=output))
+                self.counts.append(flop_registry[func.overloadpacket](*args, **kwargs or {}, out_val=output))
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if tensors and all(id(each) in self.weights for each in tensors):
             self.weights |= {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
         return output
-
-
-def _count_without_formula(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
-    """FLOPs of a matrix times a vector, or of `[N, D]` times a weight `[D_out, D, E]` times `[N, E]`."""
-    return 2 * (first.numel() if second.ndim == 1 else len(first) * second.numel())
 
 
 def whole_forward(network: nn.Module) -> Callable[[Any], Any]:

@@ -17,15 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
 from facts.modules.networks import autocast, evaluating, frozen, hooked, run
-from facts.utils.batches import (
-    MISREAD,
-    Refusal,
-    batch_size,
-    first_sample,
-    has_row_per_sample,
-    reading,
-    to_device,
-)
+from facts.utils.batches import MISREAD, Refusal, batch_size, first_sample, has_row_per_sample, reading, to_device
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
@@ -144,27 +136,20 @@ def _of_sample(
             if not are_close(seen.outputs, run(model, sample)):
                 raise ValueError(
                     f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
-                    "draws random numbers or remembers earlier calls, so that they cannot be compared with a changed "
-                    "network's: do so in training mode only, or wrap it in a module that makes all calls alike"
+                    "draws random numbers or remembers earlier calls: do so in training mode only"
                 )
-        reached = _rows_of(further, model, [name for name in layers if not seen.rows[name]], device)
+        reached: dict[str, int] = {}  # vectors per sample of layers that other batches reach
+        missed = [name for name in layers if not seen.rows[name]]
+        for batch, _ in further if missed else ():
+            others, _ = _observe(model, missed, to_device(batch, device), {})
+            reached |= {name: max(1, rows // batch_size(batch)) for name, rows in others.rows.items() if rows}
+            missed = [name for name in missed if name not in reached]
+            if not missed:
+                break
     marks = {name: mark for name, mark in marks.items() if seen.rows[name]}  # nothing is known of the others
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    found: dict[str, Any] = {"sample": sample, "precision": precision, "calls": calls, "marks": marks}
-    return replace(seen, rows=rows | reached, flops=None, **found)
-
-
-def _rows_of(batches: Iterable[Any], model: nn.Module, layers: list[str], device: torch.device) -> dict[str, int]:
-    """Vectors per sample of each of these layers that some batch reaches."""
-    found: dict[str, int] = {}
-    if layers:
-        for inputs, _ in batches:
-            seen, _ = _observe(model, [name for name in layers if name not in found], to_device(inputs, device), {})
-            found |= {name: max(1, rows // batch_size(inputs)) for name, rows in seen.rows.items() if rows}
-            if len(found) == len(layers):
-                break
-    return found
+    return replace(seen, rows=rows | reached, flops=None, sample=sample, precision=precision, calls=calls, marks=marks)
 
 
 def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:

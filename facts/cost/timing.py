@@ -5,16 +5,16 @@ Networks take turns, A B A B, so that their ratio holds on a busy machine.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from statistics import median, quantiles
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.benchmark import Timer
@@ -23,7 +23,7 @@ from torch.utils.benchmark.utils.timer import timer
 from facts.modules.linear_calls import copy_with, stand_in
 from facts.modules.networks import HALF, autocast, evaluating, hooked, run, type_of
 from facts.utils import distributed
-from facts.utils.options import Positive, options
+from facts.utils.options import options
 from facts.utils.progress import with_progress
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a part costs as much as dense
@@ -36,7 +36,7 @@ Times = dict[int | None, float]  # seconds of a part, dense (None) and by rank
 class Timing:
     """Seconds of one call: the median of each turn."""
 
-    seconds: tuple[Positive, ...]
+    seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
@@ -55,10 +55,7 @@ class Timing:
 
 @options
 class TimingPolicy:
-    """Length of a measurement: `num_warmups` calls of each function, then `min_seconds` in each of `num_turns`.
-
-    With 0 seconds, a turn is one call.
-    """
+    """Length of a measurement: `num_warmups` calls of each function, and `num_turns` of `min_seconds` (0: a call)."""
 
     num_warmups: Annotated[int, Field(ge=0)] = 1
     num_turns: Annotated[int, Field(ge=2)] = 7
@@ -86,35 +83,10 @@ class TimingPolicy:
 DEFAULT_TIMING = TimingPolicy()
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Samples per second in batches, and their relative interquartile range."""
-
-    throughput: float
-    spread: float
-
-
-def speeds(
-    networks: Mapping[str, nn.Module],
-    batch: Tensor,
-    policy: TimingPolicy,
-    precision: torch.dtype = torch.float32,
-    compiled: bool = False,
-) -> dict[str, Speed]:
-    """Measure networks, in turns, on one batch `[N, ...]`.
-
-    Networks in half precision get the batch in their type, without autocast to `precision`.
-    """
-    runs: dict[str, Any] = dict(networks)
-    if compiled:
-        runs = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
-    found = batch_seconds(runs, batch, policy, precision)
-    return {name: Speed(len(batch) / timing.median, timing.spread) for name, timing in found.items()}
-
-
 def batch_seconds(
     networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
 ) -> dict[str, Timing]:
+    """Time networks, in turns, on one batch; those in half precision get it in their type, without autocast."""
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))
@@ -123,32 +95,17 @@ def batch_seconds(
 
 
 def _pass(network: nn.Module, inputs: Any, precision: torch.dtype) -> Callable[[], None]:
-    """One forward pass; a network in half precision gets floating-point inputs in its type, and no autocast."""
     if (own := type_of(network)) in HALF:
         precision = torch.float32
         inputs = tree_map_only(Tensor, lambda tensor: tensor.to(own) if tensor.is_floating_point() else tensor, inputs)
-    return partial(_forward, network, inputs, autocast(next(network.parameters()).device, precision))
+    casting = autocast(next(network.parameters()).device, precision)
 
+    @torch.inference_mode()
+    def forward() -> None:
+        with casting:
+            run(network, inputs)
 
-@torch.inference_mode()
-def _forward(network: nn.Module, inputs: Any, casting: torch.autocast) -> None:
-    with casting:
-        run(network, inputs)
-
-
-class Timed(Protocol):
-    """A part of a network, in the module `owner`, whose time depends on its rank; `alike` parts take equally long."""
-
-    @property
-    def owner(self) -> str: ...
-    @property
-    def alike(self) -> Hashable: ...
-    @property
-    def timed_ranks(self) -> tuple[int, ...]: ...
-    @property
-    def tokens(self) -> int: ...
-    def num_weights(self, rank: int | None) -> int: ...
-    def remaining(self, plan: Mapping[str, int | None]) -> int: ...
+    return forward
 
 
 def measured_ranks(full_rank: int) -> tuple[int, ...]:
@@ -157,31 +114,29 @@ def measured_ranks(full_rank: int) -> tuple[int, ...]:
     return tuple(max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks)
 
 
+@dataclass
 class LatencyTable:
     """Seconds of a network on one batch, and of each part within it, dense and by rank, on this device.
 
-    The network runs with all parts dense, and with all at each of five ranks; the six take `num_turns` turns after a
-    warm-up turn, so that caches and memory are as in later use. `put` gives the parts of a copy their ranks, with
-    meaningless weights. Parts that are alike share their medians, and parts of one module its time. Nothing is measured
-    before first use. Between measured ranks, time is linear in the number of weights. Low-rank times are multiplied by
-    `correction`. Raises `ValueError` if there is no batch.
+    The network runs with all parts (`facts.parts.Part`) dense, and with all at each of five ranks; the six take
+    `num_turns` turns after a warm-up turn, so that caches and memory are as in later use. `put` gives the parts of a
+    copy their ranks, with meaningless weights. Parts that are alike share their medians, and parts of one module its
+    time. Nothing is measured before first use. Between measured ranks, time is linear in the number of weights.
+    Low-rank times are multiplied by `correction`. Raises `ValueError` if there is no batch.
     """
 
-    correction = 1.0
+    model: nn.Module
+    parts: Mapping[str, Any]
+    put: Callable[..., None]
+    inputs: Any
+    precision: torch.dtype = torch.float32
+    num_turns: int = 5
+    correction: float = field(default=1.0, init=False)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        parts: Mapping[str, Timed],
-        put: Callable[..., None],
-        inputs: Any,
-        precision: torch.dtype = torch.float32,
-        num_turns: int = 5,
-    ):
-        self.model, self.parts, self.put, self.inputs = model, parts, put, inputs
-        self.precision, self.num_turns = precision, num_turns
-        owners = Counter(part.owner for part in parts.values())
-        self.shares = {name: 1 / owners[part.owner] for name, part in parts.items()}  # of the time of its module
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        owners = Counter(part.owner for part in self.parts.values())
+        return {name: 1 / owners[part.owner] for name, part in self.parts.items()}
 
     @property
     def dense(self) -> float:
@@ -194,10 +149,7 @@ class LatencyTable:
         return self.dense - sum(self.seconds(name, None) for name in self.parts)
 
     def seconds(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> float:
-        """Seconds of one part, dense (None) or at a rank, in proportion to the tokens that the `plan` leaves it.
-
-        Parts that are not timed, which are tokens, take none.
-        """
+        """Seconds of a part (tokens: 0), dense or at a rank, in proportion to the tokens that the `plan` leaves it."""
         if name not in self.parts:
             return 0.0
         part = self.parts[name]

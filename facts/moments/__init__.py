@@ -2,11 +2,9 @@
 
 from facts.moments.collect import LayerMoments as LayerMoments
 from facts.moments.collect import collect_moments as collect_moments
-from facts.moments.gradients import FisherProducts as FisherProducts
-from facts.moments.gradients import GroupGradients as GroupGradients
-from facts.moments.gradients import TokenLocalProducts as TokenLocalProducts
 from facts.moments.statistics import GradGram as GradGram
 from facts.moments.statistics import GradWeightedInputGram as GradWeightedInputGram
+from facts.moments.statistics import GroupGradients as GroupGradients
 from facts.moments.statistics import InputFourthMoment as InputFourthMoment
 from facts.moments.statistics import InputGram as InputGram
 from facts.moments.statistics import InputMagnitude as InputMagnitude

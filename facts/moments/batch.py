@@ -14,10 +14,7 @@ LEAST_NORM = 1e-10  # token gradients with a smaller norm do not count
 
 
 class LayerBatch:
-    """`x [N, T, n]` and `g [N, T, m]` (None if no moment needs gradients), in float32 or better.
-
-    `first_sample` is the position of its first sample in the data.
-    """
+    """`x [N, T, n]` and `g [N, T, m]`, if needed, in float32 or better; the place of the first sample in the data."""
 
     def __init__(self, x: Tensor, g: Tensor | None, first_sample: int = 0):
         self.x = at_least_float32(x)
@@ -51,7 +48,6 @@ class LayerBatch:
 
     @cached_property
     def heads(self) -> list["LayerBatch"]:
-        """The batch of each head's layer."""
         grads = [None] * len(self.x) if self._g is None else self._g
         return [LayerBatch(x, g, self.first_sample) for x, g in zip(self.x, grads, strict=True)]
 

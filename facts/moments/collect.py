@@ -48,11 +48,8 @@ class MemoryPolicy:
 
     def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
         """The blocks that a pass with gradients runs twice. Raises `ValueError` if no layer is in a block."""
-        if not self.checkpoint_blocks:
-            return []
-        layers = list(layers)
-        by_itself = self.checkpoint_blocks == "auto"
-        if by_itself and next(model.parameters()).device.type != "cpu":
+        layers, by_itself = list(layers), self.checkpoint_blocks == "auto"
+        if not self.checkpoint_blocks or (by_itself and next(model.parameters()).device.type != "cpu"):
             return []
         blocks = blocks_of(model, layers)
         if not blocks and not by_itself:
@@ -119,8 +116,7 @@ def collect_moments(
     `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
     `append_one` become `[x, 1]`, which adds 1 to d_in; those `by_token` get rows in that order (`DataPass`). `cache`
     must belong to this model, layers, data, loss and precision; processes that share it take turns. Processes started
-    by torchrun divide the batches, and each gets all moments. Raises `ValueError` for NaN or infinity in a layer and
-    for a layer that never ran.
+    by torchrun divide the batches; each gets all moments. Raises `ValueError` as `DataPass.run` does.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}

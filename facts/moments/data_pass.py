@@ -23,7 +23,7 @@ from facts.modules.networks import autocast, frozen, hooked, replaced_forwards, 
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed
-from facts.utils.batches import Refusal, batch_size, in_parts, reading, share, to_device, versions_of
+from facts.utils.batches import Refusal, batch_size, in_parts, reading, share, to_device
 from facts.utils.progress import waiting, with_progress
 
 log = logging.getLogger(__name__)
@@ -53,16 +53,12 @@ class DataPass:
     next_sample: int = field(default=0, init=False)  # its position in the data
     sums: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
-    def run(self, batches: Iterable[tuple[Any, Any]], what: str, sums: Iterable[Tensor] | None = None) -> int:
+    def run(self, batches: Iterable[tuple[Any, Any]], what: str, sums: Iterable[Tensor] = ()) -> int:
         """Run the batches, and show their number as the progress of `what`. Returns the number of samples.
 
-        With `sums`, which `add` fills, each process that torchrun started runs its share of the batches, and the sums
-        are then added up over the processes, in place. Raises `ValueError` if the data are empty, a layer never runs,
-        or its values are not finite.
+        Each process that torchrun started runs its share; the `sums`, which `add` fills, are then added up over them,
+        in place. Raises `ValueError` if the data are empty, a layer never runs, or its values are not finite.
         """
-        if sums is None:
-            with distributed.alone():
-                return self.run(batches, what, ())
         rank, num_processes, position = distributed.rank(), distributed.size(), 0
         own = waiting(with_progress(share(batches, rank, num_processes), what))
         exact = without_autocast(next(self.model.parameters()).device)
@@ -108,9 +104,9 @@ class DataPass:
                     outputs = run(self.model, inputs)
                 total = loss(outputs, targets) if self.needs_grads else None
             del outputs  # logits of a language model take gigabytes
-            if total is not None and not total.requires_grad:
-                raise ValueError("the loss does not depend on any of the layers: the network detaches its outputs")
             if total is not None:
+                if not total.requires_grad:
+                    raise ValueError("the loss does not depend on any of the layers: the network detaches its outputs")
                 total.backward()
             with autocast(device, self.precision):
                 capture.finish_batch()
@@ -140,10 +136,7 @@ class DataPass:
 
 
 def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
-    """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
-
-    Raises a `MemoryError` that says how to use less.
-    """
+    """Call `run(num_parts)` with whole batches, then with more parts until they fit. Raises `MemoryError`."""
     num_parts = 1
     while True:
         try:
@@ -172,31 +165,22 @@ class _Call:
 
 
 class _BlockCall:
-    """One call of a checkpointed block: first with the given arguments, then `again` with the kept ones.
+    """One call of a checkpointed block: first with the given arguments, then `again` with copies of them.
 
-    `awaited` holds the calls of captured layers whose inputs come with the second run, by layer and in order.
+    The block may change its arguments in place. The calls of layers `awaited` get their inputs from the second run.
     """
 
-    def __init__(self, block: nn.Module, forward: Callable, arguments: tuple[tuple, dict[str, Any]], copy: bool):
-        self.block, self.forward, self.again = block, forward, False
-        self.given: tuple[tuple, dict[str, Any]] | None = arguments
-        self.kept: tuple[tuple, dict[str, Any]] | None = tree_map_only(Tensor, partial(_kept, copy=copy), arguments)
-        self.versions = versions_of(self.kept)
+    def __init__(self, forward: Callable, *given: Any):
+        self.forward, self.given, self.again = forward, given, False
+        self.kept = tree_map_only(Tensor, lambda each: each.detach().clone().requires_grad_(each.requires_grad), given)
         self.awaited: defaultdict[str, deque[_Call]] = defaultdict(deque)
 
     def run(self) -> Any:
-        if self.given is not None:
-            arguments, self.given = self.given, None
-        else:  # on copies, since the block may change its arguments
-            arguments, self.kept, self.again = tree_map_only(Tensor, Tensor.clone, self.kept), None, True
-        args, kwargs = arguments
+        if self.given:
+            (args, kwargs), self.given = self.given, ()
+        else:  # not on the tensors kept, which as leaves of a graph cannot be changed in place
+            (args, kwargs), self.kept, self.again = tree_map_only(Tensor, Tensor.clone, self.kept), (), True
         return self.forward(*args, **kwargs)
-
-
-def _kept(tensor: Tensor, copy: bool) -> Tensor:
-    """Detach a tensor from its graph; it starts a new graph if it required gradients."""
-    kept = tensor.detach()
-    return (kept.clone() if copy else kept).requires_grad_(tensor.requires_grad)
 
 
 class Capture:
@@ -214,7 +198,7 @@ class Capture:
         self.calls: dict[str, list[_Call]] = {}
         self.block_calls: list[_BlockCall] = []
         self.running: _BlockCall | None = None
-        self.copied: set[str | nn.Module] = set()  # layers and blocks whose inputs the network changes in place
+        self.copied: set[str] = set()  # layers whose inputs the network changes in place
         self.ever_ran: set[str] = set()
 
     def start_batch(self, num_samples: int) -> None:
@@ -223,15 +207,14 @@ class Capture:
         self.block_calls.clear()
 
     def inputs_have_changed(self) -> bool:
-        """Check whether the network changed an input of a layer or a block in place; from now on, copy that input."""
-        layers = {
+        """Check whether the network changed an input of a layer in place; from now on, copy that input."""
+        changed = {
             name
             for name, calls in self.calls.items()
             if any(call.inputs is not None and call.inputs._version != call.inputs_version for call in calls)
         }
-        blocks = {call.block for call in self.block_calls if versions_of(call.kept) != call.versions}
-        self.copied |= layers | blocks
-        return bool(layers or blocks)
+        self.copied |= changed
+        return bool(changed)
 
     def finish_batch(self) -> None:
         """Hand over the remaining layers: all or, with gradients, those with a call that did not affect the loss.
@@ -253,10 +236,7 @@ class Capture:
         self.ever_ran.add(name)
         inputs, block = args[0].detach(), self.running
         if self.with_grads and not (block or torch.is_grad_enabled()):
-            raise Refusal(
-                f"layer {name} is called without gradients, as under torch.no_grad() or in a reentrant checkpoint: let "
-                "it have gradients, or leave it out of the layers"
-            )
+            raise Refusal(f"layer {name} is called without gradients, as in torch.no_grad(): leave the layer out")
         if self.with_grads and not output.requires_grad:  # the first layers: nothing before them needs a graph
             output = output.detach().requires_grad_().clone()
         if block and block.again:
@@ -284,7 +264,7 @@ class Capture:
         own = block.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            call = _BlockCall(block, own, (args, kwargs), copy=block in self.copied)
+            call = _BlockCall(own, args, kwargs)
             with set_checkpoint_early_stop(False):  # the rerun must reach all hooks, not stop at the last saved tensor
                 output = checkpoint(partial(self._run_block, call), use_reentrant=False, preserve_rng_state=False)
             begins = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(call.kept))

@@ -1,8 +1,10 @@
 """Losses for the backward pass, and distances between the outputs of two networks."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Self
+from copy import copy
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 from facts.modules.networks import autocast, evaluating, run
 from facts.moments.statistics import at_least_tiny
-from facts.utils.batches import batch_size, described, to_device
-from facts.utils.cache import content_key
+from facts.utils.batches import FirstSamples, described, to_device
+from facts.utils.cache import content_key, name_of
+
+log = logging.getLogger(__name__)
 
 NOTHING = -100  # the label that cross-entropy ignores
 NUM_SAMPLES = 512  # on which the scales of features are measured
 LEAST_SCALE = 1e-3  # of the root mean square of all features: one that hardly varies would otherwise dominate
 CHUNK = 2**26  # logits: half a gigabyte in float64
+
+OutputKind = Literal["classes", "features"] | tuple[str, ...]
+"""Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
 
 Loss = Callable[[Any, Any], Tensor]
 """From outputs and targets to the sum of the samples' losses, each of which depends only on its own sample."""
@@ -37,8 +44,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         raise ValueError(
             f"no loss can be inferred from outputs and targets that are {described(logits)} and {described(targets)}: "
             "cross-entropy takes logits [N, C] or [N, T, C] of at least two classes, with labels [N] or [N, T], or "
-            "with probabilities. Give loss=, a function of outputs and targets that returns the sum of the samples' "
-            "losses"
+            "probabilities. Give loss=, a function of outputs and targets: the sum of the samples' losses"
         )
     if targets.is_floating_point():
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(0, -2), reduction="sum")
@@ -116,13 +122,10 @@ def next_tokens(tokens: Tensor) -> Tensor:
 
 
 class SampledTargets(ABC):
-    """A loss on randomly drawn targets; the given ones are ignored.
+    """A loss on randomly drawn targets, not the given ones: every data pass draws the same for a batch's number."""
 
-    Every data pass draws the same targets for the batch with the same number.
-    """
-
-    def __init__(self, name: str, module: str, seed: int, batch_number: int):
-        self.seed, self.batch_number = seed, batch_number
+    def __init__(self, name: str, module: str, seed: int, batch_number: int = 0):
+        self.name, self.seed, self.batch_number = name, seed, batch_number
         self.generators: dict[torch.device, torch.Generator] = {}
         self.__module__, self.__qualname__ = module, f"{name} with seed {seed}"
 
@@ -134,9 +137,11 @@ class SampledTargets(ABC):
             self.generators[device] = torch.Generator(device).manual_seed(seed)
         return self.generators[device]
 
-    @abstractmethod
     def drawn(self, seed: int, batch_number: int = 0) -> Self:
         """The same loss with other random draws."""
+        other = copy(self)
+        SampledTargets.__init__(other, self.name, self.__module__, seed, batch_number)
+        return other
 
     @abstractmethod
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
@@ -146,31 +151,26 @@ class SampledTargets(ABC):
 class SampledLabels(SampledTargets):
     """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher."""
 
-    def __init__(self, loss: Loss, seed: int = 0, batch_number: int = 0):
+    def __init__(self, loss: Loss, seed: int = 0):
         self.loss = loss
-        name = f"{getattr(loss, '__qualname__', '<unnamed>')}, labels sampled"
-        super().__init__(name, loss.__module__, seed, batch_number)
-
-    def drawn(self, seed: int, batch_number: int = 0) -> Self:
-        return type(self)(self.loss, seed, batch_number)
+        super().__init__(f"{getattr(loss, '__qualname__', '<unnamed>')}, labels sampled", loss.__module__, seed)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are not class logits."""
-        if self.loss is summed_squared_error:
-            generator = self.generator(outputs)
-            noise = torch.randn(outputs.shape, generator=generator, device=generator.device)
-            return self.loss(outputs, outputs.detach() + noise.to(outputs))
-        if self.loss is summed_binary_cross_entropy:
-            generator = self.generator(outputs)
-            chances = outputs.detach().double().sigmoid().nan_to_num(0.5).to(generator.device)
-            return self.loss(outputs, torch.bernoulli(chances, generator=generator).to(outputs.device))
         is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
-        if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
+        of_one = self.loss in (summed_squared_error, summed_binary_cross_entropy)
+        if not of_one and (not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2):
             raise ValueError(
                 f"labels can only be drawn from logits of two or more classes, not from {described(outputs)}: give "
                 'loss=, a function of outputs and targets, or facts.prepare(..., outputs="features")'
             )
         generator = self.generator(outputs)
+        if self.loss is summed_squared_error:
+            noise = torch.randn(outputs.shape, generator=generator, device=generator.device)
+            return self.loss(outputs, outputs.detach() + noise.to(outputs))
+        if self.loss is summed_binary_cross_entropy:
+            chances = outputs.detach().double().sigmoid().nan_to_num(0.5).to(generator.device)
+            return self.loss(outputs, torch.bernoulli(chances, generator=generator).to(outputs.device))
         probabilities = (logits.double().softmax(dim=-1).to(generator.device) for logits in in_chunks(outputs.detach()))
         # Where the outputs are NaN, so will be the gradients, which tells in which layer it began.
         labels = torch.cat([torch.multinomial(each.nan_to_num(1), 1, generator=generator) for each in probabilities])
@@ -184,12 +184,9 @@ class SampledFeatures(SampledTargets):
     the outputs count equally, each as the mean over its values. `scales` has one tensor `[D]` for each.
     """
 
-    def __init__(self, scales: Collection[Tensor], names: Collection[str] = (), seed: int = 0, batch_number: int = 0):
+    def __init__(self, scales: Collection[Tensor], names: Collection[str] = (), seed: int = 0):
         self.scales, self.names = tuple(scales), tuple(names)
-        super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed, batch_number)
-
-    def drawn(self, seed: int, batch_number: int = 0) -> Self:
-        return type(self)(self.scales, self.names, seed, batch_number)
+        super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         tensors = tensors_of(outputs, self.names)
@@ -211,16 +208,13 @@ def scales_of(
     model: nn.Module, batches: Iterable[tuple[Any, Any]], names: Collection[str], precision: torch.dtype
 ) -> list[Tensor]:
     """Standard deviations `[D]` of the output features over samples and positions, measured on the first samples."""
-    device, sums, left = next(model.parameters()).device, list[Tensor](), NUM_SAMPLES
+    device, sums = next(model.parameters()).device, list[Tensor]()
     with torch.no_grad(), evaluating(model), autocast(device, precision):
-        for inputs, _ in batches:
+        for inputs, _ in FirstSamples(batches, NUM_SAMPLES):
             tensors = tensors_of(run(model, to_device(inputs, device)), names)
             rows = [features_last(values).flatten(0, -2).double() for values in tensors]
             own = [torch.stack([torch.ones_like(row[0]) * len(row), row.sum(0), row.square().sum(0)]) for row in rows]
             sums = [total + new for total, new in zip(sums, own, strict=True)] if sums else own
-            left -= batch_size(inputs)
-            if left <= 0:
-                break
     scales = []
     for count, total, squares in sums:
         scale = (squares / count - (total / count).square()).clamp(min=0).sqrt()
@@ -243,8 +237,7 @@ def on_drawn_targets(loss: Loss, seed: int) -> SampledTargets:
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     """Σ over samples of KL(original ‖ changed) over the classes in the last axis of the logits, in float64.
 
-    A single logit is that of one of two classes. Distributions are compared in chunks: a language model's logits take
-    gigabytes.
+    A single logit is that of one of two classes. Chunks are compared: a language model's logits take gigabytes.
     """
     parts = zip(in_chunks(original), in_chunks(changed), strict=True)
     if not changed.requires_grad:
@@ -295,10 +288,7 @@ squared_error = SquaredError()
 
 
 def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
-    """Find the floating-point tensors with samples among outputs, or those with these names.
-
-    Raises `ValueError` if none exist.
-    """
+    """Find the tensors of real numbers among outputs, or those with these names. Raises `ValueError` without any."""
     if names:
         known = list(outputs) if isinstance(outputs, Mapping) else []
         if unknown := [name for name in names if name not in known]:
@@ -310,3 +300,36 @@ def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
     if not found:
         raise ValueError(f"there is no tensor of real numbers, of samples, in outputs that are {described(outputs)}")
     return found
+
+
+def default_loss(
+    kind: OutputKind | None,
+    model: nn.Module,
+    batches: Iterable[tuple[Any, Any]] | None,
+    targets: Any,
+    outputs: Any,
+    precision: torch.dtype,
+) -> Loss:
+    """`loss_of_labels`, with labels drawn from the network if there are none; squared errors of features."""
+    if kind not in (None, "classes"):
+        names = kind if isinstance(kind, tuple) else ()
+        return SampledFeatures(scales_of(model, batches or (), names, precision), names)
+    loss = loss_of_labels(outputs, targets)
+    if loss is not summed_cross_entropy:
+        log.info("%s has one output: the loss is %s", type(model).__name__, name_of(loss, "loss"))
+    return loss if targets is not None or batches is None else SampledLabels(loss)
+
+
+def error_of(loss: Loss, model: nn.Module, batches: Iterable[Any] | None, precision: torch.dtype) -> OutputError:
+    """The distance between outputs that suits a loss.
+
+    Of classes it is the KL divergence; of one value with labels the squared error relative to the value's variance over
+    the data; of features and for other losses the relative squared error.
+    """
+    if isinstance(loss, SampledFeatures):
+        return SquaredError(loss.names)
+    loss = on_given_labels(loss)
+    if loss is summed_squared_error:
+        (scale,) = scales_of(model, batches or (), (), precision)
+        return SquaredError(scale=scale.item())
+    return kl_divergence if loss in (summed_cross_entropy, summed_binary_cross_entropy) else squared_error

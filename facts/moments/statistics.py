@@ -5,6 +5,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out; D_k = Σ_t g_t x_tᵀ `[m, n]`
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
-from facts.utils.cache import Cache, code_of, content_key
+from facts.utils.cache import Cache, file_name
 
 GradClip = float | Literal["median", "tokens"] | None
 Normalize = Literal["none", "batch"]
@@ -28,17 +29,11 @@ class Moment(ABC):
     takes_heads: ClassVar[bool] = False  # whether it adds all heads at once, `[H, N, T, d]`, to a sum with an axis H
     can_offload: ClassVar[bool] = True  # whether it may accumulate in main memory instead of on the device
 
-    @property
-    def key(self) -> str:
-        """File name of this moment, derived from its fields and its code, which may be a user's."""
-        return f"{type(self).__name__}-{content_key(self, code_of(type(self)))}"
-
     @abstractmethod
     def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors that make up the sum."""
 
     def num_values(self, d_in: int, d_out: int) -> int:
-        """Number of values in the sum."""
         return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
     def num_held(self, d_in: int, d_out: int) -> int:
@@ -62,11 +57,11 @@ class Moment(ABC):
         return total
 
     def save(self, cache: Cache, totals: dict[str, Any]) -> None:
-        cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
+        cache.save(file_name(self), {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
 
     def load(self, cache: Cache, layers: Iterable[str]) -> dict[str, Any] | None:
         """Load saved sums into main memory; None if there are none."""
-        tensors = cache.load(self.key)
+        tensors = cache.load(file_name(self))
         if tensors is None:
             return None
         num_tensors = len(self.shapes(0, 0))
@@ -163,8 +158,7 @@ class MeanInputGram(InputMoment):
 class ClippedGradMoment(SymmetricMoment):
     """A moment in which the output gradient of each sample has at most a certain Frobenius norm.
 
-    `grad_clip` is that norm, `median` for the batch's median, or None for no bound. `tokens` clips each token by the
-    mean norm in its sample.
+    `grad_clip` is that norm, `median` of its batch, or None for none; `tokens` clips each by its sample's mean norm.
     """
 
     grad_clip: GradClip = None
@@ -179,23 +173,19 @@ class ClippedGradMoment(SymmetricMoment):
 
     def weights(self, batch: LayerBatch) -> Tensor:
         """Weights `[N, 1]` of samples in sums that are quadratic in their gradients: 1 for unclipped samples."""
-        if self.grad_clip not in batch.weights:
-            batch.weights[self.grad_clip] = self._weights(batch.g_energy)
-        return batch.weights[self.grad_clip]
-
-    def _weights(self, energies: Tensor) -> Tensor:
-        norms = energies.sum(dim=-1, keepdim=True).sqrt()
-        if self.grad_clip is None or self.grad_clip == "tokens":
-            return torch.ones_like(norms)
-        bound = median(norms) if self.grad_clip == "median" else torch.full_like(norms, self.grad_clip)
-        return (bound / at_least_tiny(norms)).clamp(max=1).square()  # 0 where both are 0
+        clip = self.grad_clip
+        if clip not in batch.weights:
+            norms = batch.g_energy.sum(dim=-1, keepdim=True).sqrt()
+            if clip is None or clip == "tokens":
+                batch.weights[clip] = torch.ones_like(norms)
+            else:
+                bound = median(norms) if clip == "median" else torch.full_like(norms, clip)
+                batch.weights[clip] = (bound / at_least_tiny(norms)).clamp(max=1).square()  # 0 where both are 0
+        return batch.weights[clip]
 
 
 class ScaledGradMoment(ClippedGradMoment):
-    """A moment whose last matrix keeps the trace for unclipped samples: clipping changes directions, not the scale.
-
-    An extra scalar accumulates that trace.
-    """
+    """A moment whose last matrix keeps the trace for unclipped samples, an extra scalar: clipping keeps the scale."""
 
     def init_state(self, layer, like, d_in, d_out):
         return *super().init_state(layer, like, d_in, d_out), like.new_zeros(())
@@ -310,8 +300,7 @@ class InputMagnitude(InputVector):
 class LiteralShrunkGram(InputMoment):
     """Σ over batches of the batch's mean XᵀX, shrunk by λ = clip(1e10 (tr S - tr T) / ‖S - T‖², 0, 1).
 
-    T = mean(diag S) I has the same trace as S, so λ is only rounding error, that of float32: the published code of FLAR
-    accumulates S in float64 but leaves T in float32.
+    T = mean(diag S) I has the same trace, so λ is only rounding error: FLAR's published code leaves T in float32.
     """
 
     needs_grads = False
@@ -329,8 +318,7 @@ class LiteralShrunkGram(InputMoment):
 class TokenPowerStep(ClippedGradMoment):
     """Σ (g_tᵀ B g_t) x_t x_tᵀ `[n, n]` and Σ (x_tᵀ A x_t) g_t g_tᵀ `[m, m]` for A and B of the previous step, and tr A.
 
-    One more token-wise power iteration (paper, theorem 4.2). `iteration` tells the steps apart: `previous`, A and B by
-    layer, follows from the data and the other fields, so it is not compared.
+    One more token-wise power iteration (paper, theorem 4.2). `previous`, A and B by layer, follows from other fields.
     """
 
     iteration: int
@@ -364,3 +352,61 @@ class TokenPowerStep(ClippedGradMoment):
     def finalize(self, total):
         inputs, grads, A, _ = total
         return mirror(inputs), mirror(grads), A.trace()
+
+
+class GroupSums:
+    """Sums of the weight gradients of groups of samples, `[m, n]`, in order: only the last one's is on the device."""
+
+    def __init__(self, like: Tensor, d_out: int, d_in: int):
+        self.like, self.shape = like, (d_out, d_in)
+        self.sums: dict[int, Tensor] = {}
+        self.sizes = Counter[int]()  # samples by group
+
+    def add(self, group: int, grads: Tensor, inputs: Tensor) -> None:
+        """Add the weight gradients of some samples of one group, `[k, T, m]` and `[k, T, n]`."""
+        if group not in self.sums:
+            self.to_host()
+            self.sums[group] = self.like.new_zeros(self.shape)
+        self.sums[group].addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
+        self.sizes[group] += len(grads)
+
+    def to_host(self) -> None:
+        self.sums = {group: total.cpu() for group, total in sorted(self.sums.items())}
+
+
+@dataclass(frozen=True)
+class GroupGradients(Moment):
+    """The mean weight gradient of each of the K groups of `group_size` consecutive samples `[K, m, n]`.
+
+    It grows with the samples, so it is in main memory, which `layers_at_once` bounds, and is not cached.
+    """
+
+    group_size: int = 64
+
+    is_kept = False  # it takes hundreds of times the network's size
+    can_offload = False
+
+    def shapes(self, d_in, d_out):
+        return ((d_out, d_in),)
+
+    def init_state(self, layer, like, d_in, d_out):
+        return GroupSums(like, d_out, d_in)
+
+    def add(self, total, batch):
+        start = 0
+        while start < batch.num_samples:
+            group, within = divmod(batch.first_sample + start, self.group_size)
+            end = min(batch.num_samples, start + self.group_size - within)
+            total.add(group, batch.g[start:end], batch.x[start:end])
+            start = end
+
+    def reducible(self, total, num_samples):
+        for group in range(math.ceil(num_samples / self.group_size)):
+            total.sizes[group] = min(self.group_size, num_samples - group * self.group_size)
+            total.sums.setdefault(group, total.like.new_zeros(total.shape, device="cpu"))
+        total.to_host()
+        return tuple(total.sums.values())
+
+    def finalize(self, total):
+        total.to_host()
+        return (torch.stack([sums / total.sizes[group] for group, sums in total.sums.items()]),)

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from facts.calibration.calibration import Calibration, file_name
+from facts.calibration.calibration import Calibration
 from facts.calibration.data import Batch
 from facts.cost.count import CostName
 from facts.cost.timing import LatencyTable
@@ -24,7 +24,7 @@ from facts.estimators.base import Estimator
 from facts.parts import Part
 from facts.parts.base import Plan
 from facts.search.allocation import Allocation
-from facts.utils.cache import Cache
+from facts.utils.cache import Cache, file_name
 from facts.utils.options import Ratio, options
 
 RANGE = (0.1, 0.9)  # ratios of a part from which most searches choose

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from facts.calibration.data import Batch, FirstSamples
+from facts.calibration.data import Batch
 from facts.calibration.outputs import distance
 from facts.parts import Part
 from facts.parts.base import Plan
 from facts.search.allocation import Allocation, allocate
 from facts.search.base import AllocationProblem, Profile, Search
+from facts.utils.batches import FirstSamples
 from facts.utils.options import Positive, options
 
 NUM_HALVINGS = 40  # of the range of prices

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -25,26 +26,17 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]]:
-    """Divide `(inputs, targets)` into at most `num_parts` parts, every tensor along its first axis.
-
-    Raises `ValueError` for a tensor without one row per sample.
-    """
+    """Divide `(inputs, targets)` into at most `num_parts` parts. Raises `ValueError` for a tensor without such rows."""
     if num_parts == 1:
         yield batch
         return
     total = batch_size(batch[0])
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.shape[:1] != (total,):
+            raise ValueError(f"a batch of {total} samples holds a tensor of shape {list(leaf.shape)}: make it smaller")
     step = -(-total // num_parts)
     for start in range(0, total, step):
-        yield tree_map_only(Tensor, partial(_rows, start=start, end=start + step, total=total), batch)
-
-
-def _rows(tensor: Tensor, start: int, end: int, total: int) -> Tensor:
-    if tensor.ndim == 0 or len(tensor) != total:
-        raise ValueError(
-            f"a batch of {total} samples holds a tensor of shape {list(tensor.shape)}, which cannot be divided into "
-            "the parts that fit the device's memory; lower the batch size instead"
-        )
-    return tensor[start:end]
+        yield tree_map_only(Tensor, itemgetter(slice(start, start + step)), batch)
 
 
 def batch_size(inputs: Any) -> int:
@@ -63,14 +55,27 @@ def first_sample(inputs: Any) -> Any:
 
 
 def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
-    """Take batch number `rank` and every `size`-th one after it.
-
-    Data with a method `shard(rank, size)` need not read the other batches.
-    """
+    """Every `size`-th batch from number `rank` on; data with a method `shard(rank, size)` need not read the others."""
     if size == 1:
         return batches
     own = getattr(batches, "shard", None)
     return own(rank, size) if own else islice(batches, rank, None, size)
+
+
+@dataclass(frozen=True)
+class FirstSamples:
+    """The first batches of some data, until they hold at least `num_samples`."""
+
+    batches: Iterable[tuple[Any, Any]]
+    num_samples: int
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        left = self.num_samples
+        for inputs, targets in self.batches:
+            yield inputs, targets
+            left -= batch_size(inputs)
+            if left <= 0:
+                return
 
 
 def first_of(batches: Iterable[T]) -> T | None:
@@ -84,10 +89,7 @@ def versions_of(value: Any) -> list[int]:
 
 
 def described(value: Any) -> str:
-    """Describe a tensor by type and shape, such as `float32 [4, 10]`, and anything else by its type's name.
-
-    Of a mapping, describe each entry.
-    """
+    """Describe a tensor, such as `float32 [4, 10]`, each entry of a mapping, and anything else by its type's name."""
     if isinstance(value, Mapping):
         return f"{type(value).__name__} of {', '.join(f'{name}: {described(each)}' for name, each in value.items())}"
     if not isinstance(value, Tensor):

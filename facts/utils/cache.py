@@ -45,22 +45,20 @@ class Cache:
         return tensors if len(set(distributed.all_gather(checksum))) == 1 else None
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], str] | None:
+        reason = "its checksum does not match"
         try:
             with safe_open(path, framework="pt") as file:
                 tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+            checksum = content_key(dict(sorted(tensors.items())))
+            if metadata and metadata.get(CHECKSUM) == checksum:
+                return tensors, checksum
         except FileNotFoundError:
             return None
         except (SafetensorError, UnicodeDecodeError) as error:
-            return self._drop(path, str(error))
-        checksum = content_key(dict(sorted(tensors.items())))
-        if (metadata or {}).get(CHECKSUM) != checksum:
-            return self._drop(path, "its checksum does not match")
-        return tensors, checksum
-
-    @staticmethod
-    def _drop(path: Path, reason: str) -> None:
+            reason = str(error)
         log.warning("the cache file %s is damaged (%s): it is dropped and computed again", path, reason)
         path.unlink(missing_ok=True)
+        return None
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Save tensors; only the main process writes."""
@@ -122,6 +120,11 @@ def _update(digest: "hashlib._Hash", part: Any) -> None:
                 _update(digest, value)
         case _:
             digest.update(repr(part).encode())
+
+
+def file_name(method: object) -> str:
+    """Name of the files with what an estimator or moment found, from its fields and its code, which may be yours."""
+    return f"{type(method).__name__}-{content_key(method, code_of(type(method)))}"
 
 
 def calibration_key(calibration: Iterable) -> str:

@@ -71,10 +71,6 @@ def size() -> int:
     return _group.size
 
 
-def is_main_rank() -> bool:
-    return _group.rank == 0
-
-
 @contextmanager
 def alone() -> Iterator[None]:
     """Run the block as if this process were the only one."""
@@ -110,7 +106,7 @@ def on_main_rank(action: Callable[[], T]) -> T:
     if _group.size == 1:
         return action()
     outcome: Any = None
-    if is_main_rank():
+    if _group.rank == 0:
         try:
             with alone():
                 outcome = action()
@@ -180,11 +176,9 @@ def device_name(device: torch.device) -> str:
 def processor() -> str:
     """Name of this machine's processor, or its architecture if no name is known."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def loader_workers(wanted: int | None) -> int:

@@ -39,16 +39,12 @@ def replacing(path: Path) -> Iterator[Path]:
         others = [file for file in staged.parent.iterdir() if file != staged]
         for file in (*others, staged):
             file.chmod(mode)  # some writers make files that nobody else may read
-            _to_disk(file)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
         if others:
             path.unlink(missing_ok=True)  # an older one must not refer to newer files if this is interrupted
         for file in (*others, staged):
             file.replace(folder / file.name)
-
-
-def _to_disk(path: Path) -> None:
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
 
 
 @contextmanager
@@ -57,7 +53,8 @@ def needing_room(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        number = _error_number(error)
+        in_text = re.search(r"os error (\d+)", str(error))  # safetensors gives the number nowhere else
+        number = int(in_text[1]) if in_text else getattr(error, "errno", None)
         if number not in NO_ROOM:
             raise
         free = shutil.disk_usage(path.parent).free / 2**30
@@ -67,14 +64,6 @@ def needing_room(path: Path) -> Iterator[None]:
             "on another disk (for results, for the cache, TMPDIR for temporary files), and start again; what is "
             "finished is kept",
         ) from error
-
-
-def _error_number(error: OSError | SafetensorError) -> int | None:
-    """The system's error number; safetensors gives it only in the text, and none for errors in tensors."""
-    if isinstance(error, OSError):
-        return error.errno
-    match = re.search(r"os error (\d+)", str(error))
-    return int(match[1]) if match else None
 
 
 class ScratchFolder:

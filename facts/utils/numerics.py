@@ -41,10 +41,7 @@ def shuffled(count: int, seed: int) -> Tensor:
 
 @contextmanager
 def seeded(*parts: Any, device: torch.device | None = None) -> Iterator[None]:
-    """Seed Python, NumPy and torch from `parts` within the block; restore their states afterwards.
-
-    `device` is the GPU on which torch draws, if any.
-    """
+    """Seed Python, NumPy and torch, also on a GPU `device`, within the block; restore their states afterwards."""
     seed, states = seed_of(*parts), (random.getstate(), np.random.get_state())
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices):

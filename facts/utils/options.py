@@ -68,10 +68,7 @@ class Methods(Mapping[str, type[T]]):
 
 
 def describe_methods(package: str) -> dict[str, Description]:
-    """Read the docstring of each file in a package, by file name, without importing anything.
-
-    A docstring begins with `NAME: summary (source).`
-    """
+    """Read each file's docstring, `NAME: summary (source).` and details, by file name, without importing anything."""
     descriptions = {}
     for path in _files(package):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

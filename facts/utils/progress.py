@@ -10,7 +10,7 @@ from datetime import timedelta
 from io import StringIO
 from operator import length_hint
 from threading import Event, Thread
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rich import progress as bars
 from rich.console import Console
@@ -94,10 +94,7 @@ _current: ContextVar[Stopwatch | None] = ContextVar("_current", default=None)
 
 @contextmanager
 def stopwatch() -> Iterator[dict[str, float]]:
-    """Time the stages within the block, and show them on a terminal. Yields their seconds, updated as they run.
-
-    A block within another one shares its seconds.
-    """
+    """Time the stages within the block, and show them on a terminal. Yields their seconds, which inner blocks share."""
     if outer := _current.get():
         yield outer.seconds
         return
@@ -156,10 +153,8 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     report(stage, seconds=taken)
 
 
-class Show(Protocol):
-    """Function that shows how much is done, of the total if that is known."""
-
-    def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
+Show = Callable[..., None]
+"""Shows how much is done: it takes `done`, the `total` (None if unknown) and a `note`."""
 
 
 def with_progress(batches: Iterable[T], what: str) -> Iterator[T]:

@@ -5,7 +5,7 @@ import torch
 
 import facts
 from facts.analysis import CrossMoments, FisherSimilarity, Subject
-from facts.analysis.base import groups_within
+from facts.analysis.fisher import groups_within
 from facts.estimators import ESTIMATORS, FACTS
 from facts.estimators.whitening import shrink
 from facts.moments.losses import summed_cross_entropy
@@ -54,7 +54,7 @@ def test_every_layer_lies_near_its_dense_cosine(data, name):
 
 def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypatch):
     plain = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
-    monkeypatch.setattr("facts.analysis.fisher.MAX_PRODUCTS", 8 * 150)
+    monkeypatch.setattr("facts.analysis.fisher.MAX_VALUES", 8 * 150)
     for _ in range(2):
         again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), execution=facts.Execution(cache=tmp_path)))
         assert again.metrics == pytest.approx(plain.metrics, rel=1e-9)

@@ -9,8 +9,9 @@ from scipy.spatial.distance import cdist
 
 import facts
 from facts.analysis import Subject, TokenCoupling
-from facts.analysis.token_coupling import TokenStore, collect_tokens, cross_token_coupling, distance_correlations
+from facts.analysis.token_coupling import TokenStore, cross_token_coupling, distance_correlations
 from facts.moments.batch import LayerBatch
+from facts.moments.data_pass import DataPass
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_model
@@ -48,7 +49,10 @@ def test_the_map_holds_the_products_of_the_tokens_own_fishers(sizes, max_bytes):
 
 def test_what_is_stored_is_what_the_layers_see():
     model, batches = make_model(), image_batches([3, 3, 1])
-    stores = collect_tokens(model, select_layers(model).layers, batches, loss=summed_cross_entropy)
+    stores = {name: TokenStore() for name in select_layers(model).layers}
+    layers = {name: model.get_submodule(name) for name in stores}
+    add = lambda name, batch: stores[name].add(batch)  # noqa: E731
+    DataPass(model, layers, add, summed_cross_entropy, torch.float32, True).run(batches, "tokens")
     samples = model_samples(model, batches, summed_cross_entropy)
     for name, store in stores.items():
         for kind, side in (("inputs", "X"), ("grads", "G")):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import facts
 from facts.estimators import FACTS, GFWSVD
 from facts.moments import InputGram
-from facts.utils.cache import PACKAGE, code_of, content_key, shared_code, statements
+from facts.utils.cache import PACKAGE, code_of, content_key, file_name, shared_code, statements
 from tests.networks import UNIFORM, EveryShape, Runs, compress_on_all, image_batches, same_weights
 
 
@@ -131,14 +131,14 @@ def test_comments_and_docstrings_do_not_count_but_statements_do(tmp_path):
 def test_a_moment_of_another_code_is_kept_apart(tmp_path):
     """Its name and fields are the same, whether one's own changed or one is called as the package's is."""
     spec = "from facts.moments import InputGram as Base\n\n\nclass InputGram(Base):\n    size = {}\n"
-    keys = {InputGram().key}
+    keys = {file_name(InputGram())}
     for number in range(2):
         path = tmp_path / f"mine_{number}.py"
         path.write_text(spec.format(number))
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(path.stem, path))
         sys.modules[path.stem] = module
         module.__spec__.loader.exec_module(module)
-        keys.add(module.InputGram().key)
+        keys.add(file_name(module.InputGram()))
         del sys.modules[path.stem]
     assert len(keys) == 3 and all(key.startswith("InputGram-") for key in keys)
 
