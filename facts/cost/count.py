@@ -26,7 +26,11 @@ COST_NAMES = get_args(CostName)
 STEMS = ("stem", "patch_embed")
 LAYER_NORM_OPS, RMS_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 4, 1  # operations per element
 SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
-FACTORS = {"mm": (0, 1), "bmm": (0, 1), "convolution": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}  # their arguments
+FACTORS: dict[str, tuple[int, ...]] = {  # their arguments
+    **dict.fromkeys(("mm", "bmm", "convolution", "mv"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm"), (1, 2)),
+    "_trilinear": (0, 1, 2),  # of nn.Bilinear: two inputs and a weight
+}
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,17 @@ class _Functions(TorchDispatchMode):
         if factors := FACTORS.get(func.overloadpacket.__name__):
             is_1d = func.overloadpacket.__name__ == "convolution" and args[0].ndim == 3
             if not is_1d and sum(id(args[each]) in self.weights for each in factors) == 1:
-                self.counts.append(flop_registry[func.overloadpacket](*args, **kwargs or {}, out_val=output))
+                count = flop_registry.get(func.overloadpacket, _count_without_formula)
+                self.counts.append(count(*args, **kwargs or {}, out_val=output))
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if tensors and all(id(each) in self.weights for each in tensors):
             self.weights |= {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
         return output
+
+
+def _count_without_formula(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
+    """FLOPs of a matrix times a vector, or of `[N, D]` times a weight `[D_out, D, E]` times `[N, E]`."""
+    return 2 * (first.numel() if second.ndim == 1 else len(first) * second.numel())
 
 
 def whole_forward(network: nn.Module) -> Callable[[Any], Any]:

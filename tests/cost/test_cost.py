@@ -256,6 +256,8 @@ class Functional(nn.Module):
         lambda layer, x: torch.einsum("nd,md->nm", x, layer.weight.view(24, 16)),
         lambda layer, x: F.linear(x, torch.cat([layer.weight[:8], layer.weight[8:]])),
         lambda layer, x: torch.baddbmm(layer.bias, x[None], layer.weight.T.expand(1, -1, -1)),
+        lambda layer, x: torch.stack([layer.weight @ row for row in x]),
+        lambda layer, x: F.bilinear(x, x[:, :1], layer.weight[..., None]),
         lambda layer, x: F.conv2d(x[..., None, None], layer.weight[..., None, None], layer.bias),
     ],
 )
