@@ -12,7 +12,7 @@ from experiments.cell import results_folder
 from experiments.config import CONF, Experiment
 from experiments.doctor import look_first
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of
-from experiments.output.results import DRAWINGS, show, update_report
+from experiments.output.results import DRAWINGS, report_on_all, show
 from experiments.plan import show_plan
 from experiments.runner import started
 from experiments.workers import Part, finished, run_part, workers_of
@@ -47,7 +47,7 @@ def reproduce(config: DictConfig) -> None:
     for grid in finished(experiments.values(), num_workers, config.hardware.device):
         cells += grid
         show(experiments[grid[0].experiment], grid, folder, config, console)
-    update_report(folder, console)
+    report_on_all(folder)
     console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}")
     if failure := failure_of(cells, config):
         raise SystemExit(failure)

@@ -26,7 +26,7 @@ MOST_CHARACTERS = 128  # in the name of a group
 def tracked(
     tracking: Tracking, folder: Path, run_id: str, **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
-    """Open a W&B run for the block; yields a function that calls its argument on the run, if there is one."""
+    """Open a W&B run for the block; yield a function that calls its argument on the run, if there is one."""
 
     def start() -> Any:
         import wandb
@@ -97,8 +97,6 @@ class GroupRuns(Callback):
 def group_of(overrides: list[str]) -> str:
     """Join the overrides of a sweep in one line, without characters that Hydra or W&B would interpret."""
     line = " ".join(override for override in overrides if not override.startswith(OF_PLACES))
-    plain = re.sub(r"[^\w .,:=/+~@()*-]", "_", line)
-    if len(plain) <= MOST_CHARACTERS:
-        return plain
+    name = re.sub(r"[^\w .,:=/+~@()*-]", "_", line)
     ending = f"... {crc32(line.encode()):08x}"
-    return plain[: MOST_CHARACTERS - len(ending)] + ending
+    return name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - len(ending)] + ending
