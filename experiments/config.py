@@ -91,7 +91,7 @@ class Hardware:
 
 @dataclass
 class Tracking:
-    """`group` is the name under which W&B shows the runs, by default a sweep's overrides; `entity` a user or a team."""
+    """`group` is the name under which W&B shows the runs, by default the experiment's; `entity` a user or a team."""
 
     mode: str = MISSING
     project: str = "facts"
