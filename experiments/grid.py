@@ -77,9 +77,15 @@ def grid_of(experiment: Experiment) -> list[GridCell]:
 
     Raises `ValueError` for a row or column with a choice that no group has.
     """
-    cells = [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
-    num_draws = experiment.seeds if experiment.metrics else 1
-    return [*cells, *(drawn(cell, draw) for draw in range(1, num_draws) for cell in cells if cell.config is not None)]
+    first = [cell_of(experiment, row, column) for row, column in product(experiment.rows, experiment.columns)]
+    cells = [*first]
+    for draw in range(1, experiment.seeds if experiment.metrics else 1):
+        for cell in first:
+            if cell.config is not None:
+                config = copy.deepcopy(cell.config)
+                config.seed += draw
+                cells.append(replace(cell, config=config, draw=draw))
+    return cells
 
 
 def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
@@ -90,13 +96,6 @@ def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
             if not {f"row {row}", column} <= seen and column not in experiment.not_applicable.get(row, {}):
                 seen |= {f"row {row}", column}
                 yield cell_of(experiment, row, column)
-
-
-def drawn(cell: GridCell, draw: int) -> GridCell:
-    """Copy a cell with the seed of another draw."""
-    config = copy.deepcopy(cell.known_config)
-    config.seed += draw
-    return replace(cell, config=config, draw=draw)
 
 
 def cell_of(experiment: Experiment, row: str, column: str) -> GridCell:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from experiments.cell import Cell, results_folder
 from experiments.config import USER_ERRORS, Experiment, as_json, composed, in_a_line, instantiate, plain
-from experiments.grid import GridCell
+from experiments.grid import GridCell, grid_of
 from experiments.record import Record, published_records, read_records
 
 BYTES = 4  # per value in float32, the type of stored moments and decompositions
@@ -27,32 +27,33 @@ OPEN = ("to do", "failed", "weights not here")
 TIMED = ("profile", "model", "task", "estimator", "search", "pruning", "finetuning", "stages", "analysis")
 
 
-def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
+def show_plan(experiments: list[Experiment], config: DictConfig, console: Console) -> None:
     """Show the state of every cell, and the time that the open ones take."""
-    folder, tables = results_folder(config), {experiment.name: experiment for experiment in experiments}
-    records = latest_records(folder / "records")
-    states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
-    left = [cell for cell in grid if states[id(cell)] in OPEN]
-    for name, experiment in tables.items():
-        own = [cell for cell in grid if cell.experiment == name]
-        own.sort(key=lambda cell: states[id(cell)] != "done")  # if any of several draws is not done, it is shown
-        shown = {(cell.row, cell.column): states[id(cell)] for cell in own}
+    folder, names = results_folder(config), [experiment.name for experiment in experiments]
+    records, times = latest_records(folder / "records"), times_of(folder, names)
+    needs = Table("", "cells", "time", title="The open cells, with nothing cached")
+    needs.caption = "Times are sums of medians of earlier cells with the same network and method. "
+    needs.caption += "docs/reproducing.md has estimates for one A100."
+    every, num_blocked = list[GridCell](), 0
+    for experiment in experiments:
+        found = [(cell, state_of(cell.config, records) if cell.config else cell.status) for cell in grid_of(experiment)]
+        found.sort(key=lambda pair: pair[1] != "done")  # if any of several draws is not done, it is shown
+        shown = {(cell.row, cell.column): state for cell, state in found}
         table = Table("", *experiment.columns, title=experiment.title)
         for row in experiment.rows:
             table.add_row(row, *(shown[row, column] for column in experiment.columns))
         console.print(table)
-    times = times_of(folder, tables)
-    table = Table("", "cells", "time", title="The open cells, with nothing cached")
-    table.caption = "Times are sums of medians of earlier cells with the same network and method. "
-    table.caption += "docs/reproducing.md has estimates for one A100."
-    parts = {name: [cell for cell in left if cell.experiment == name] for name in tables} | {"together": left}
-    for name, cells in parts.items():
-        if cells:
-            table.add_row(name, str(len(cells)), time_of(cells, times))
-    if num_blocked := [*states.values()].count("blocked"):
+        if left := [cell for cell, state in found if state in OPEN]:
+            needs.add_row(experiment.name, str(len(left)), time_of(left, times))
+        every += left
+        num_blocked += sum(state == "blocked" for _, state in found)
+    if num_blocked:
         console.print(f"{num_blocked:,} cells are blocked: python -m experiments.doctor says why.")
-    if left or not num_blocked:
-        console.print(table if left else "Nothing is left to do.")
+    if every:
+        needs.add_row("together", str(len(every)), time_of(every, times))
+        console.print(needs)
+    elif not num_blocked:
+        console.print("Nothing is left to do.")
 
 
 def show_sweep(overrides: list[str], console: Console) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from experiments.cell import results_folder
 from experiments.config import Experiment
@@ -82,13 +82,6 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
     return True
 
 
-def workers_of(config: DictConfig) -> int:
-    """Number of processes on this machine that share the cells; null means one per processor."""
-    if config.workers is not None and config.workers < 1:
-        raise ValueError(f"workers must be at least 1, or null for one per processor, got {config.workers}")
-    return config.workers or os.cpu_count() or 1
-
-
 def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:
     """Run all cells of experiments; yield each grid when it is done. If a worker dies, new ones take over, once."""
     left = list(experiments)
@@ -126,10 +119,10 @@ def workers(num_workers: int, device: str) -> Iterator[Run]:
         yield map
         return
     context = multiprocessing.get_context("spawn")
-    gpus, names = context.SimpleQueue(), [None]
+    gpus, names = context.SimpleQueue(), [""]
     if device == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+        names = visible.split(",") if visible else [*map(str, range(torch.cuda.device_count()))]
     for number in range(num_workers):
         gpus.put(names[number % len(names)])
     logging_config = OmegaConf.to_container(HydraConfig.get().job_logging)
