@@ -6,7 +6,7 @@ PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 $(RUN)
 PYTEST := pytest -n 2 --dist loadfile --max-worker-restart 0 # else a crash waits for ever
 
-.PHONY: reproduce reproduce-all check test coverage lint docs wheel install-detection install-llm
+.PHONY: reproduce reproduce-all check quick test coverage lint docs wheel install-detection install-llm
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce
@@ -15,8 +15,12 @@ reproduce: $(VENV)/.base
 reproduce-all: install-detection install-llm
 	$(RUN) experiments.reproduce
 
-# The inner loop: style, types, and the tests of units and components, in a few minutes.
-check: lint
+# The inner loop: style, types, and the tests of units and components, in a few minutes. mypy uses one core, so the tests
+# begin beside it.
+check: $(VENV)/.test
+	$(MAKE) --no-print-directory -j 2 lint quick
+
+quick: $(VENV)/.test
 	$(ONE_THREAD) $(PYTEST) -m 'not system and not external' --durations 5
 
 # All tests.

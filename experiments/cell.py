@@ -142,8 +142,10 @@ class Cell:
             "labels": config.labels,
             "analysis": self.analysis and repr(self.analysis),
         }
-        if own := {kind.__name__: code_of(kind) for kind in map(type, self.method.choices) if not is_packaged(kind)}:
-            identity["own_methods"] = own  # which change without RESULTS
+        kinds = [*map(type, self.method.choices)]
+        own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("facts", "experiments")]
+        if own:  # a user's, which change without RESULTS
+            identity["own_methods"] = {kind.__name__: code_of(kind) for kind in own}
         if self.depends_on_device:
             num_threads = hardware.num_threads or torch.get_num_threads()
             identity |= {"machine": machine(num_threads), "num_threads": num_threads}
@@ -190,11 +192,6 @@ class Cell:
         hardware = self.config.hardware
         memory, timing = checked(MemoryPolicy, hardware.memory), checked(TimingPolicy, hardware.timing)
         return Execution(PRECISIONS[hardware.precision], memory, timing, cache_errors=self.config.cache is True)
-
-
-def is_packaged(kind: type) -> bool:
-    """Whether a method is one of these packages', and not a user's."""
-    return kind.__module__.partition(".")[0] in ("facts", "experiments")
 
 
 def without_others(node: Any, profile: str) -> Any:

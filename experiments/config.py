@@ -91,7 +91,7 @@ class Hardware:
 
 @dataclass
 class Tracking:
-    """`group` is the name under which W&B shows the runs, by default a sweep's overrides; `entity` a user or a team."""
+    """`group` is the name under which W&B shows the runs, by default the experiment's; `entity` a user or a team."""
 
     mode: str = MISSING
     project: str = "facts"
@@ -214,7 +214,7 @@ def composed(*overrides: str) -> DictConfig:
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides([*overrides])
     values = [each for each in parsed if each.type == OverrideType.CHANGE and not _is_choice(loader, each)]
-    choices = [(_line_of(loader, each), each.get_key_element()) for each in parsed if each not in values]
+    choices = [(str(each.input_line), each.get_key_element()) for each in parsed if each not in values]
     added_to = {each.key_or_group.partition(".")[0] for each in parsed if each.type != OverrideType.CHANGE}
     apart = {*APART} - added_to
     config = copy.deepcopy(_chosen(loader, *(line for line, group in choices if group not in apart)))
@@ -227,12 +227,6 @@ def composed(*overrides: str) -> DictConfig:
         except OmegaConfBaseException as error:
             raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
     return config
-
-
-def _line_of(loader: ConfigLoader, override: Override) -> str:
-    """The override as Hydra reads it, which chooses nothing from a group by an empty list, not by null."""
-    is_null = override.value() is None and not override.is_delete() and _is_group(loader, override.key_or_group)
-    return f"{override.get_key_element()}=[]" if is_null else str(override.input_line)
 
 
 def _is_choice(loader: ConfigLoader, override: Override) -> bool:

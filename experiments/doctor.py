@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,28 +18,27 @@ from rich.markup import escape
 
 from experiments.cell import Cell, results_folder
 from experiments.config import CONF, EXTRAS, how_to_install, in_a_line, instantiate, missing_packages
-from experiments.grid import GridCell, by_data, chosen_experiments, samples_of
-from experiments.plan import needs_of
+from experiments.grid import GridCell, chosen_experiments, samples_of
 from experiments.record import PACKAGES
 from experiments.runner import started
 from facts.models import OpenMMLabModel, Recipe
 from facts.models.weights import sha256
 from facts.utils.files import writable_folder
 
-COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
+COLORS = {"fine": "green", "problem": "red"}
 
 
 class Finding(NamedTuple):
     """One check: its subject, its outcome, and how to fix a problem."""
 
     what: str
-    level: Literal["fine", "warning", "problem"]
+    level: Literal["fine", "problem"]
     detail: str
     advice: str = ""
 
 
 def look_first(config: DictConfig, grid: Iterable[GridCell], console: Console) -> None:
-    """Print problems and warnings before a run starts. Raises `SystemExit` if there are problems, unless `force`."""
+    """Print problems before a run starts. Raises `SystemExit` if there are any, unless `force`."""
     found = (finding for finding in examine(config, grid) if finding.level != "fine")
     if show_findings(found, console) and not config.force:
         raise SystemExit("nothing was started; fix the problems above, or run anyway with force=true")
@@ -64,7 +62,8 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
     device = torch.cuda.get_device_name if on_gpu else lambda: f"{torch.get_num_threads()} CPU threads"
     yield check("device", device, "choose hardware=cpu, or install the driver")
     yield check("tracking", partial(tracking, config.tracking.mode), "run `wandb login`, or choose tracking=offline")
-    cells, seen = [], set[str]()
+    yield check("disk", partial(free_space, results_folder(config)), "set results to another folder or disk")
+    seen = set[str]()
     for cell in grid:
         if cell.config is None:
             continue
@@ -73,16 +72,10 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
                 yield Finding(f"{cell.experiment}, {cell.row}, {cell.column}", "problem", fault)
             seen.add(fault)
             continue
-        cells.append(cell)
         for what, look, advice in needed_by(cell.config):
             if what not in seen:
                 yield check(what, look, advice)
                 seen.add(what)
-    columns = [[cell.known_config for cell in column] for column in by_data(cells)]
-    columns = [column for column in columns if not missing_packages(EXTRAS.get(column[0].task.name))]
-    on_device, on_disk = needs_of(columns)
-    yield memory(on_gpu and torch.cuda.is_available(), on_device, config.profile.name)
-    yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
 
 
 def fault_of(config: DictConfig) -> str:
@@ -97,7 +90,8 @@ def fault_of(config: DictConfig) -> str:
 
 def needed_by(config: DictConfig) -> Iterator[tuple[str, Callable[[], str], str]]:
     """Name each thing that a cell needs, with a function that looks for it, and advice if it is missing."""
-    for extra in extras_of(config):
+    chosen = [config[group].name for group in ("analysis", "pruning", "task") if config[group]]
+    for extra in (EXTRAS[name] for name in chosen if name in EXTRAS):
         yield f"packages of the extra {extra}", partial(installed, extra), how_to_install(extra)
     if missing_packages(EXTRAS.get(config.task.name)):
         return
@@ -119,12 +113,6 @@ def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
         return Finding(what, "problem", (str(error).strip() or repr(error)).partition("\n")[0], advice)
 
 
-def extras_of(config: DictConfig) -> list[str]:
-    """The optional packages that a cell needs."""
-    chosen = (config[group].name for group in ("analysis", "pruning", "task") if config[group])
-    return [EXTRAS[name] for name in chosen if name in EXTRAS]
-
-
 def installed(extra: str) -> str:
     if missing := missing_packages(extra):
         raise ImportError(f"{', '.join(missing)} missing")
@@ -140,34 +128,14 @@ def tracking(mode: str) -> str:
     return f"W&B {mode}"
 
 
+def free_space(folder: Path) -> str:
+    return f"{decimal(shutil.disk_usage(writable_folder(folder)).free)} free in {folder}"
+
+
 def weights(recipe: Recipe) -> str:
     if path := recipe.checkpoint():
         return f"{path}, sha256 {sha256(path)}"
     return "random, for measuring speed only" if recipe.weights == "random" else "fetched from their hub at the start"
-
-
-def memory(on_gpu: bool, needed: int, profile: str) -> Finding:
-    """Compare free memory, if it is known, with what the largest network needs."""
-    meminfo = Path("/proc/meminfo")  # on Linux
-    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), sys.maxsize)
-    free = torch.cuda.mem_get_info()[0] if on_gpu else free
-    detail = f"{decimal(free)} free, about {decimal(needed)} needed"
-    if needed < free:
-        return Finding("memory", "fine", detail)
-    advice = f"lower task.{profile}.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
-    return Finding("memory", "warning", detail, advice)
-
-
-def disk(config: DictConfig, needed: int) -> str:
-    """Describe the space in the results folder. Raises `OSError` if what the cache still needs does not fit."""
-    folder = writable_folder(results_folder(config))
-    held = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
-    free = shutil.disk_usage(folder).free
-    detail = f"{folder}: {decimal(free)} free, about {decimal(max(0, needed - held))} needed"
-    if needed - held > free:
-        raise OSError(detail)
-    return detail
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")

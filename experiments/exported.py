@@ -44,15 +44,13 @@ class Exported(Analysis):
     def run(self, subject: Subject) -> Findings:
         batches = list(subject.held_out.data or ())
         images = batches[0][0][: self.batch_size]
+        network = subject.model if subject.compressed is None else subject.compressed
+        data = subject.calibration.data
         with TemporaryDirectory() as temporary:
-
-            def load(network: nn.Module, runtime: str, name: str) -> tuple:
-                call = loaded(network, runtime, images, folder := Path(temporary, name), subject.calibration.data)
-                return call, sum(path.stat().st_size for path in folder.iterdir())
-
-            network = subject.model if subject.compressed is None else subject.compressed
-            call, size = load(network, self.runtime, "own")
-            original, _ = load(subject.model, FIRST, "original")
+            folder = Path(temporary, "own")
+            call = loaded(network, self.runtime, images, folder, data)
+            original = loaded(subject.model, FIRST, images, Path(temporary, "original"), data)
+            size = sum(path.stat().st_size for path in folder.iterdir())
             right = torch.cat([call(images).argmax(dim=1) == labels for images, labels in batches])
             times = self.timing.times({"own": partial(call, images), "original": partial(original, images)})
         speed = {"latency_ms": 1000 * times["own"].median, "speedup": 1 / times["own"].ratio(times["original"])}

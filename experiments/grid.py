@@ -77,9 +77,15 @@ def grid_of(experiment: Experiment) -> list[GridCell]:
 
     Raises `ValueError` for a row or column with a choice that no group has.
     """
-    cells = [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
-    num_draws = experiment.seeds if experiment.metrics else 1
-    return [*cells, *(drawn(cell, draw) for draw in range(1, num_draws) for cell in cells if cell.config is not None)]
+    first = [cell_of(experiment, row, column) for row, column in product(experiment.rows, experiment.columns)]
+    cells = [*first]
+    for draw in range(1, experiment.seeds if experiment.metrics else 1):
+        for cell in first:
+            if cell.config is not None:
+                config = copy.deepcopy(cell.config)
+                config.seed += draw
+                cells.append(replace(cell, config=config, draw=draw))
+    return cells
 
 
 def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
@@ -90,13 +96,6 @@ def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
             if not {f"row {row}", column} <= seen and column not in experiment.not_applicable.get(row, {}):
                 seen |= {f"row {row}", column}
                 yield cell_of(experiment, row, column)
-
-
-def drawn(cell: GridCell, draw: int) -> GridCell:
-    """Copy a cell with the seed of another draw."""
-    config = copy.deepcopy(cell.known_config)
-    config.seed += draw
-    return replace(cell, config=config, draw=draw)
 
 
 def cell_of(experiment: Experiment, row: str, column: str) -> GridCell:
@@ -186,7 +185,7 @@ def experiment_of(name: str) -> Experiment:
 
 
 def checked(experiment: Experiment, name: str) -> Experiment:
-    """Add an experiment's rows. Raises `ValueError` for one that would produce nothing or overwrite another's table."""
+    """Complete an experiment. Raises `ValueError` for one that would produce nothing or overwrite another's table."""
     place = f"experiment/{name}.yaml"
     if experiment.name != name:
         raise ValueError(f"{place}: results go under the name, which must be the file's: {name}, not {experiment.name}")
@@ -196,7 +195,7 @@ def checked(experiment: Experiment, name: str) -> Experiment:
         raise out_of_range(error, place) from None
     if experiment.experiments:
         return experiment
-    experiment = with_rows(experiment if experiment.option else in_profile(experiment))
+    experiment = experiment if experiment.option else completed(experiment)
     shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
     if lacking := [field for field, value in shown.items() if not value]:
         raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would produce nothing")
@@ -205,17 +204,14 @@ def checked(experiment: Experiment, name: str) -> Experiment:
     return experiment
 
 
-def possible(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """Keep the experiments whose packages are installed; log the missing packages of the others."""
-    able = []
+def possible(experiments: Iterable[Experiment]) -> Iterator[Experiment]:
+    """Yield the experiments whose packages are installed; log the missing packages of the others."""
     for experiment in experiments:
         if packages := missing_packages(EXTRAS.get(experiment.task)):
-            log.warning(
-                "%s is left out, since %s are missing: make reproduce-all", experiment.name, ", ".join(packages)
-            )
+            missing = ", ".join(packages)
+            log.warning("%s is left out, since %s are missing: make reproduce-all", experiment.name, missing)
         else:
-            able.append(experiment)
-    return able
+            yield experiment
 
 
 def is_for_profile(experiment: Experiment) -> bool:
@@ -224,28 +220,24 @@ def is_for_profile(experiment: Experiment) -> bool:
     return bool(experiment.experiments or own)
 
 
-def in_profile(experiment: Experiment) -> Experiment:
-    """Copy an experiment with its profile's fields. Raises `ValueError` if it is not for the profile."""
+def completed(experiment: Experiment) -> Experiment:
+    """Copy an experiment with its profile's fields, and a row for each value of its axis if it has one.
+
+    Raises `ValueError` if it is not for the profile.
+    """
     if not is_for_profile(experiment):
         which = "for" if in_photos() else "except for"
         raise ValueError(f"experiment={experiment.name} has no columns {which} profile=photos")
     experiment = copy.deepcopy(experiment)
     for name, value in plain(experiment.photos).items() if in_photos() else ():
         setattr(experiment, name, value)
+    if experiment.axis:
+        experiment.rows = rows_of(plain(experiment.axis), plain(experiment.axis_values))
     return experiment
 
 
 def in_photos() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().runtime.choices["profile"] == "photos"
-
-
-def with_rows(experiment: Experiment) -> Experiment:
-    """Give an experiment with an axis one row per value; return others unchanged."""
-    if not experiment.axis:
-        return experiment
-    experiment = copy.deepcopy(experiment)
-    experiment.rows = rows_of(plain(experiment.axis), plain(experiment.axis_values))
-    return experiment
 
 
 def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
@@ -274,7 +266,7 @@ def as_override(value: Any) -> str:
 
 def ablation_of(config: DictConfig) -> Experiment:
     """Complete the experiment `ablation` from the command line; a model given there becomes the only column."""
-    experiment = with_rows(in_profile(config.experiment))
+    experiment = completed(config.experiment)
     axis = plain(experiment.axis)
     fields = [str(field) for field in (axis if isinstance(axis, list) else [axis])]
     given = [override for override in given_overrides() if override.key_or_group.partition(".")[0] not in OF_RUN]
@@ -296,12 +288,11 @@ def ablation_of(config: DictConfig) -> Experiment:
         raise ValueError(f"experiment.name={experiment.name}: give it a new name, of letters, digits, _ and -")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)
-    ratios = by_column({title: f"{100 * config.ratio:g} %" for title, config in columns.items()}, " and ")
+    ratios = " and ".join(f"{100 * config.ratio:g} % ({title})" for title, config in columns.items())
     at_ratios = "" if "ratio" in fields else f", at {ratios}"
     experiment.title = experiment.title or f"Ablation of {', '.join(fields)}{at_ratios}"
-    defaults = ", ".join(f"{field}={default_of(field, columns)}" for field in fields)
-    made = [f"Made with {' '.join(choices)}."] if choices else []
-    experiment.notes = [*experiment.notes, f"Default: {defaults}.", *made]
+    if choices:
+        experiment.notes = [*experiment.notes, f"Made with {' '.join(choices)}."]
     return experiment
 
 
@@ -310,16 +301,3 @@ def name_of(parts: list[str]) -> str:
     line = "_".join(["ablation", *parts])
     name = re.sub(r"[^\w-]+", "-", line)
     return name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}_{crc32(line.encode()):08x}"
-
-
-def default_of(field: str, columns: dict[str, DictConfig]) -> str:
-    """Find a field's value without the ablation; columns may differ."""
-    choices = HydraConfig.get().runtime.choices
-    values = {title: choices.get(field, plain(OmegaConf.select(config, field))) for title, config in columns.items()}
-    return by_column({title: label_of(value) for title, value in values.items()}, " or ")
-
-
-def by_column(values: dict[str, str], separator: str) -> str:
-    """Write the value that all columns share, or else each value with its column."""
-    common = {*values.values()}
-    return common.pop() if len(common) == 1 else separator.join(f"{value} ({title})" for title, value in values.items())

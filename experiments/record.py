@@ -102,21 +102,6 @@ class Record:
         values = {**self.metrics, **({"total_minutes": sum(work)} if work else {})}
         return values | ({"search_minutes": self.seconds["search"] / 60} if "search" in self.seconds else {})
 
-    @property
-    def run_id(self) -> str:
-        """The id of the cell's run in W&B."""
-        return f"{self.fingerprint}-{self.attempt}"
-
-    @property
-    def num_repaired(self) -> int:
-        """Number of Kronecker factors that were not positive definite."""
-        return sum(self.summary["repaired"].values()) if self.summary else 0
-
-    @property
-    def profile(self) -> dict[str, list[list[float]]]:
-        """The sensitivity profile of the search, empty without one."""
-        return self.summary["profile"] if self.summary else {}
-
 
 RECORD = TypeAdapter(Record)
 

@@ -12,10 +12,10 @@ from experiments.cell import results_folder
 from experiments.config import CONF, Experiment
 from experiments.doctor import look_first
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of
-from experiments.output.results import DRAWINGS, show, update_report
+from experiments.output.results import DRAWINGS, report_on_all, show
 from experiments.plan import show_plan
 from experiments.runner import started
-from experiments.workers import Part, finished, run_part, workers_of
+from experiments.workers import Part, finished, run_part
 from facts.utils.files import writable_folder
 from facts.utils.progress import hide_displays
 
@@ -28,26 +28,28 @@ def main(config: DictConfig) -> None:
 
 def reproduce(config: DictConfig) -> None:
     """Make the tables and figures, each drawn when its cells are done; or show the plan; or run only one part."""
-    folder, console, num_workers = results_folder(config), Console(), workers_of(config)
-    experiments = {experiment.name: experiment for experiment in chosen_experiments(config)}
-    if unknown := {experiment.figure for experiment in experiments.values()} - {"", *DRAWINGS}:
+    folder, console = results_folder(config), Console()
+    if config.workers is not None and config.workers < 1:
+        raise ValueError(f"workers must be at least 1, or null for one per processor, got {config.workers}")
+    experiments = list(chosen_experiments(config))
+    if unknown := {experiment.figure for experiment in experiments} - {"", *DRAWINGS}:
         raise ValueError(f"no figure is called {', '.join(unknown)}; there are {', '.join(DRAWINGS)}")
     if config.plan:
-        cells = [cell for experiment in experiments.values() for cell in grid_of(experiment)]
-        return show_plan([*experiments.values()], cells, config, console)
+        return show_plan(experiments, config, console)
     writable_folder(folder)
     if config.part is not None:
-        return run_alone(parts_of([*experiments.values()]), config, console)
+        return run_alone(parts_of(experiments), config, console)
     if HydraConfig.get().mode == RunMode.RUN and not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher"):
-        count = len(parts_of([*experiments.values()]))
+        count = len(parts_of(experiments))
         raise ValueError(f"hydra/launcher= runs parts of tables as jobs: add -m 'part=range({count})'")
     console.print(f"{len(experiments)} tables and figures: first checking what they need")
-    look_first(config, samples_of(experiments.values()), console)
+    look_first(config, samples_of(experiments), console)
     cells = []
-    for grid in finished(experiments.values(), num_workers, config.hardware.device):
+    grids = finished(experiments, config.workers or os.cpu_count() or 1, config.hardware.device)
+    for experiment, grid in zip(experiments, grids, strict=True):
         cells += grid
-        show(experiments[grid[0].experiment], grid, folder, config, console)
-    update_report(folder, console)
+        show(experiment, grid, folder, config, console)
+    report_on_all(folder)
     console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}")
     if failure := failure_of(cells, config):
         raise SystemExit(failure)

@@ -1,18 +1,22 @@
-"""Run one cell: `python -m experiments.run model=deit_b estimator=facts ratio=0.5`, or a sweep with `-m`."""
+"""Run one cell: `python -m experiments.run model=deit_b estimator=facts ratio=0.5`, or a sweep with `-m`.
+
+Functions import what needs PyTorch, which takes seconds: completion and help need not wait.
+"""
 
 import logging
+from typing import Any
 
 import hydra
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.config import CONF, OF_TABLES, given_overrides
+from experiments.config import CONF, OF_TABLES, USER_ERRORS, given_overrides, in_a_line
 
 log = logging.getLogger(__name__)
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="run")
 def main(config: DictConfig) -> None:
-    # Imported here: PyTorch takes seconds to load, and completion need not wait.
     from experiments.runner import open_cell, run_cell, started
 
     with started():
@@ -20,6 +24,26 @@ def main(config: DictConfig) -> None:
             raise ValueError(f"a cell has no {', '.join(given)}: use experiments.reproduce, which makes tables")
         record = run_cell(open_cell(config))
     log.info("%s: %s", record.fingerprint, ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items()))
+
+
+class CheckedSweep(Callback):
+    """Check the runs of a sweep before the first one starts, and show them at its end."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from experiments.plan import jobs_of, sweep_of
+
+        try:
+            (sweep_of if kwargs["config_name"] == "run" else jobs_of)(config.hydra.overrides.task)
+        except USER_ERRORS as error:
+            raise SystemExit(f"error: {in_a_line(error)}") from error  # Hydra makes warnings of other exceptions
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if kwargs["config_name"] == "run":
+            from rich.console import Console
+
+            from experiments.plan import show_sweep
+
+            show_sweep(config.hydra.overrides.task, Console())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from filelock import ReadWriteLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from torch import nn
 
 from experiments.cell import Cell
 from experiments.config import USER_ERRORS, in_a_line
@@ -110,7 +109,7 @@ def attempt(cell: Cell, number: int) -> Record:
     )
     group = config.tracking.group or (config.experiment.name if config.experiment else None)
     shown = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
-    with tracked(config.tracking, cell.folder, base.run_id, **shown) as track:
+    with tracked(config.tracking, cell.folder, f"{cell.fingerprint}-{number}", **shown) as track:
         try:
             with reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values))):
                 record = replace(base, status="done", **measure(cell))
@@ -119,7 +118,10 @@ def attempt(cell: Cell, number: int) -> Record:
             error.add_note(f"see {cell.records / cell.fingerprint}.json")
             raise
         write_record(record, cell.records)
-        save_images(cell)
+        images = cell.folder / "images" / f"{cell.data_hash}.json"  # behind factors and sensitivities
+        if (chosen := cell.task.chosen_images()) and not images.exists():
+            with replacing(images) as path:
+                path.write_text(json.dumps(chosen))
         track(lambda run: log_record(run, record))
     return record
 
@@ -166,8 +168,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     metrics, outcomes = {**evaluation, **cost, **product.metrics}, dict(evaluation.outcomes)
     fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary and flat(product.summary)}
     if analysis := cell.analysis:
+        calibration, held_out = map(cell.calibration.on, cell.task.analysis(cell.model))
+        subject = Subject(
+            calibration=calibration,
+            held_out=held_out,
+            estimator=cell.method.needed_estimator,
+            compressed=None if model is cell.model else model,
+        )
         with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
-            findings = analysis.run(subject_of(cell, model))
+            findings = analysis.run(subject)
         metrics |= findings.metrics
         outcomes |= findings.outcomes
         fields["analysis"] = findings.values
@@ -191,22 +200,3 @@ def trained(product: Product, cell: Cell) -> Product:
     report("finetuning", seconds=seconds)
     seconds += product.seconds.get("finetuning", 0.0)
     return replace(product, model=model, summary=summary, seconds={**product.seconds, "finetuning": seconds})
-
-
-def subject_of(cell: Cell, result: nn.Module) -> Subject:
-    """Make the subject of the cell's analysis."""
-    calibration, held_out = cell.task.analysis(cell.model)
-    return Subject(
-        calibration=cell.calibration.on(calibration),
-        held_out=cell.calibration.on(held_out),
-        estimator=cell.method.needed_estimator,
-        compressed=None if result is cell.model else result,
-    )
-
-
-def save_images(cell: Cell) -> None:
-    """Record, under the data's hash, the images behind the factors and the sensitivities, if the task lists them."""
-    path = cell.folder / "images" / f"{cell.data_hash}.json"
-    if (chosen := cell.task.chosen_images()) and not path.exists():
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(chosen))

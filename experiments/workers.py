@@ -5,16 +5,16 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import nullcontext, suppress
-from itertools import islice
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from experiments.cell import results_folder
 from experiments.config import Experiment
@@ -28,11 +28,13 @@ log = logging.getLogger(__name__)
 Grid = list[GridCell]
 Part = list[GridCell]
 """The cells of one experiment that share a network and its data."""
+Run = Callable[[Callable[[Part], Part], Iterable[Part]], Iterable[Part]]
+"""Like `map`."""
 
 
 def run_part(part: Part) -> Part:
     """Run the cells of a part after one data pass for all of them; return them with their records."""
-    with beside_others(results_folder(part[0].known_config)) if part else nullcontext():
+    with beside_others(results_folder(part[0].known_config)):
         share_data_pass(part)
     run_cells(part)
     return part
@@ -80,21 +82,14 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
     return True
 
 
-def workers_of(config: DictConfig) -> int:
-    """Number of processes on this machine that share the cells; null means one per processor."""
-    if config.workers is not None and config.workers < 1:
-        raise ValueError(f"workers must be at least 1, or null for one per processor, got {config.workers}")
-    return config.workers or os.cpu_count() or 1
-
-
 def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:
     """Run all cells of experiments; yield each grid when it is done. If a worker dies, new ones take over, once."""
-    left = {experiment.name: experiment for experiment in experiments}
+    left = list(experiments)
     for has_died in (False, True):
         try:
-            with local_pool(num_workers, device) as pool:
-                for grid in run_grids(map(grid_of, [*left.values()]), pool, num_workers):
-                    del left[grid[0].experiment]
+            with workers(num_workers, device) as run:
+                for grid in run_grids([grid_of(experiment) for experiment in left], run):
+                    left.pop(0)
                     yield grid
             return
         except BrokenExecutor as error:
@@ -104,59 +99,38 @@ def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -
             log.error("a worker died (%s): new ones finish the work", error)
 
 
-def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:
-    """Run the cells of experiments, a process for each network and data; yield each grid when it is done."""
-    running: dict[Future, tuple[Grid, Part]] = {}
-
-    def queue() -> Iterator[tuple[Grid, Part]]:
-        for grid in grids:
-            parts = by_data(grid)
-            log.info("%s: %d cells", grid[0].experiment, sum(map(len, parts)))
-            yield from ((grid, part) for part in parts or [[]])
-
-    waiting = queue()
-    while True:
-        for grid, part in islice(waiting, num_workers - len(running)):
-            running[pool.submit(run_part, part)] = grid, part
-        if not running:
-            break
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            grid, part = running.pop(future)
-            yield from take_over(part, future.result(), grid)
+def run_grids(grids: list[Grid], run: Run) -> Iterator[Grid]:
+    """Run the cells of experiments, those that share a network and its data in one process; yield grids in order."""
+    parts = [by_data(grid) for grid in grids]
+    done = iter(run(run_part, chain.from_iterable(parts)))
+    for grid, own in zip(grids, parts, strict=True):
+        log.info("%s: %d cells", grid[0].experiment, sum(map(len, own)))
+        for part in own:
+            for cell, result in zip(part, next(done), strict=True):
+                cell.record, cell.status = result.record, result.status
+                log.info("%s, %s, %s: %s", cell.experiment, cell.row, cell.column, cell.status)
+        yield grid
 
 
-def take_over(part: Part, done: Part, grid: Grid) -> list[Grid]:
-    """Set the records and states of cells that another process has run. Returns their grid if it is complete now."""
-    for cell, result in zip(part, done, strict=True):
-        cell.record, cell.status = result.record, result.status
-        log.info("%s, %s, %s: %s", cell.experiment, cell.row, cell.column, cell.status)
-    return [] if any(cell.status == "missing" for cell in grid) else [grid]
-
-
-class ThisProcess(Executor):
-    """A worker that does its work on submission, in this process."""
-
-    def submit(self, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        future: Future = Future()
-        future.set_result(task(*args, **kwargs))
-        return future
-
-
-def local_pool(num_workers: int, device: str) -> Executor:
-    """Make a pool of processes, or use this process for one worker. On the `device` cuda, they share out the GPUs."""
+@contextmanager
+def workers(num_workers: int, device: str) -> Iterator[Run]:
+    """Yield a `map` over processes, or in this one if it works alone. On the `device` cuda, they share out the GPUs."""
     if num_workers == 1:
-        return ThisProcess()
+        yield map
+        return
     context = multiprocessing.get_context("spawn")
-    gpus, names = context.SimpleQueue(), visible_gpus() if device == "cuda" else [None]
+    gpus, names = context.SimpleQueue(), [""]
+    if device == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [*map(str, range(torch.cuda.device_count()))]
     for number in range(num_workers):
         gpus.put(names[number % len(names)])
     logging_config = OmegaConf.to_container(HydraConfig.get().job_logging)
-    return ProcessPoolExecutor(num_workers, context, _begin, (logging_config, Path.cwd(), gpus))
-
-
-def visible_gpus() -> list[str]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    pool = ProcessPoolExecutor(num_workers, context, _begin, (logging_config, Path.cwd(), gpus))
+    try:
+        yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _begin(logging_config: Any, folder: Path, gpus: SimpleQueue) -> None:

@@ -10,9 +10,9 @@ model learns Python's reference; its size and number of epochs were chosen by it
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,9 +20,7 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import nn
 
 from experiments.config import CONF, TASKS, how_to_install, missing_packages
@@ -40,6 +38,7 @@ from facts.tasks.language import Language
 
 FILES = [path for path in sorted((Path(CONF) / "model").glob("*.yaml")) if "mini" in OmegaConf.load(path)]
 WITHIN = "experiments/mini/checkpoints"  # the start of the weights' paths in recipes
+BATCH_SIZE, PEAK = 64, 3e-3  # PEAK is the highest learning rate
 EPOCHS, EPOCHS_IN_COLOUR = 32, 60
 OTHER_EPOCHS = {"swin_s": 48, "convnext_l": 16, "mambavision_l": 16}  # they learn more slowly, or faster
 EPOCHS_OF_TEXT = 15
@@ -60,40 +59,30 @@ def mini_recipes() -> dict[str, Recipe]:
     return {name: recipe for name, recipe in recipes.items() if name not in dense} | backbones | dense
 
 
-class ColouredEpoch:
-    """Batches of the coloured training digits, in another order and moved differently each time they are read."""
-
-    def __init__(self, side: int, seed: int, batch_size: int):
-        self.images, self.labels = load_coloured("train", side)
-        self.generator, self.batch_size = torch.Generator().manual_seed(seed), batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.images) / self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for indices in torch.randperm(len(self.images), generator=self.generator).split(self.batch_size):
-            yield move(self.images[indices], math.radians(12), 0.1, 0.1, self.generator), self.labels[indices]
-
-
-def epochs_for(model: nn.Module, seed: int, batch_size: int) -> Callable[[int], ColouredEpoch | list[Batch]]:
-    """Map an epoch's number to its batches: noisy digits, or coloured ones for a network with three channels."""
+def epochs_of(model: nn.Module, num_epochs: int, seed: int) -> Iterator[list[Batch]]:
+    """Yield each epoch's batches: noisy digits, or coloured ones, moved anew, for a network with three channels."""
     channels, _, side = model.pretrained_cfg["input_size"]
-    if channels == 3:
-        coloured = ColouredEpoch(side, seed, batch_size)
-        return lambda epoch: coloured  # differs each time it is read
-    return partial(Digits(batch_size=batch_size).training, model, seed=seed)
+    if channels != 3:
+        yield from (Digits(batch_size=BATCH_SIZE).training(model, epoch, seed) for epoch in range(num_epochs))
+        return
+    (images, labels), generator = load_coloured("train", side), torch.Generator().manual_seed(seed)
+    for _ in range(num_epochs):
+        order = torch.randperm(len(images), generator=generator)
+        yield [
+            (move(images[indices], math.radians(12), 0.1, 0.1, generator), labels[indices])
+            for indices in order.split(BATCH_SIZE)
+        ]
 
 
-def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, peak: float = 3e-3) -> list[float]:
-    """Train in place, leave the model in evaluation mode, and return each epoch's mean loss."""
-    batches_of = epochs_for(model, seed, batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, weight_decay=0.05)
-    steps = epochs * len(batches_of(0))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=steps, pct_start=0.1)
-    losses = []
+def train(model: nn.Module, num_epochs: int, seed: int) -> None:
+    """Train in place, and leave the model in evaluation mode."""
+    epochs = epochs_of(model, num_epochs, seed)
+    first = next(epochs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.05)
+    steps = num_epochs * len(first)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK, total_steps=steps, pct_start=0.1)
     model.train()
-    for epoch in track(range(epochs), description=type(model).__name__):
-        total, batches = 0.0, batches_of(epoch)
+    for batches in track(chain([first], epochs), total=num_epochs, description=type(model).__name__):
         for inputs, targets in batches:
             loss = F.cross_entropy(model(inputs), targets, label_smoothing=0.1)
             optimizer.zero_grad()
@@ -101,10 +90,7 @@ def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, pe
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            total += loss.item()
-        losses.append(total / len(batches))
     model.eval()
-    return losses
 
 
 def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
@@ -123,9 +109,9 @@ def top1_on_test(model: nn.Module) -> float:
     return task.evaluate(model)["top1"]
 
 
-def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
-    """Train a detector or segmenter from its classifier, on scenes in `folder`; return it with its metrics."""
-    overrides = [f"task={TASKS[recipe.toolbox]}", f"finetuning=train_{name}", f"seed={seed}", f"results={folder}"]
+def train_dense(name: str, recipe: OpenMMLabModel, seed: int) -> tuple[nn.Module, dict[str, float]]:
+    """Train a detector or segmenter from its classifier, on scenes; return it with its metrics."""
+    overrides = [f"task={TASKS[recipe.toolbox]}", f"finetuning=train_{name}", f"seed={seed}"]
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("config", overrides=overrides)
     task: Task = instantiate(config.task.mini, _convert_="all")
@@ -153,11 +139,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, help="number for the classifiers (default: 16 to 48, in colour 60)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=CHECKPOINTS, help="where the checkpoints are written")
-    parser.add_argument("--scenes", type=Path, default=Path("results"), help="where scenes are written and read")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(recipes):
         parser.error(f"no small network called {', '.join(sorted(unknown))}: there are {', '.join(recipes)}")
-    table = Table("network", "on test data", "parameters", "seconds")
     for name in options.names:
         recipe, start = recipes[name], time.perf_counter()
         extra = EXTRAS.get(type(recipe))
@@ -170,18 +154,15 @@ def main(arguments: list[str] | None = None) -> None:
             model, metrics = train_language_model(recipe, options.seed)
             write_processors(model, path.parent)
         elif isinstance(recipe, OpenMMLabModel):
-            model, metrics = train_dense(name, recipe, options.seed, options.scenes)
+            model, metrics = train_dense(name, recipe, options.seed)
         else:
             usual = OTHER_EPOCHS.get(name, EPOCHS_IN_COLOUR if name.endswith("backbone") else EPOCHS)
             model = train_classifier(recipe, options.epochs or usual, options.seed)
             metrics = {"top1": top1_on_test(model)}
             model.half()
-        seconds = time.perf_counter() - start
         write_weights(model, path)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
         shown = ", ".join(f"{key} {value:.2f}" for key, value in metrics.items())
-        table.add_row(name, shown, f"{parameters:,}", f"{seconds:.0f}")
-    Console().print(table)
+        print(f"{name}, on test data: {shown}; {time.perf_counter() - start:.0f} seconds")
 
 
 if __name__ == "__main__":

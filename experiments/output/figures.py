@@ -222,7 +222,8 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
     columns = zip(*whole.values(), strict=True)
     outcomes = [np.array([unpacked(record.outcomes[metric]) for record in column]) for column in columns]
     sizes = [column.shape[1] for column in outcomes]
-    draws = {size: resamples(size) for size in sizes}
+    # How often each test image is taken, `[draws, size]`.
+    draws = {size: np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), NUM_DRAWS) for size in sizes}
     (ranks,) = mean_ranks(outcomes, [np.ones((1, size)) for size in sizes])
     drawn = mean_ranks(outcomes, [draws[size] for size in sizes])
     low, high = np.percentile(drawn, INTERVAL, axis=0)
@@ -242,11 +243,6 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
     timed = table.fillna({"minutes": np.inf})  # the original needs none
     by_accuracy = timed.sort_values(["accuracy", "minutes"], ascending=[False, True])
     return table.assign(on_front=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
-
-
-def resamples(size: int) -> np.ndarray:
-    """Draw how often each test image is taken, `[draws, size]`."""
-    return np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=NUM_DRAWS)
 
 
 def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:

@@ -151,15 +151,15 @@ INTERPOLATED_LAYERS = ("blocks.1.attn.proj", "blocks.1.attn.qkv")
 def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot measured errors of two layers, their interpolation by windows, and one cubic spline through them."""
     (record,) = records.values()
+    profile = record.summary["profile"] if record and record.summary else {}
     figure, every = panels(len(INTERPOLATED_LAYERS), 2.6)
     curves = []
     for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):
         axes.set(title=layer, xlabel="ratio that remains", ylabel="KL divergence [nat]")
-        measured = np.array(record.profile[layer]) if record and record.profile else np.empty((0, 3))
-        if not len(measured):
+        if not profile:
             say(axes)
             continue
-        ranks, ratios, errors = measured.T
+        ranks, ratios, errors = np.array(profile[layer]).T
         candidates = candidate_ranks(int(ranks[0]), int(ranks[-1]), 8, at_least=len(ratios))
         offered = np.array(candidates) / round(ranks[-1] / ratios[-1])
         fine = np.linspace(ratios[0], ratios[-1], 161)

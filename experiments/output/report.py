@@ -3,7 +3,6 @@
 It shows the measurements, their provenance, and why the others are missing.
 """
 
-import io
 import re
 from base64 import b64encode
 from collections.abc import Iterable
@@ -14,7 +13,6 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
-from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import Status
@@ -35,11 +33,6 @@ class Result:
     entries: dict[tuple[str, str, str], Entry]
     records: dict[tuple[str, str], Record]
     figure: Path | None
-
-    @property
-    def has_run(self) -> bool:
-        """Whether there is anything to show but the paper's values."""
-        return bool(self.figure or self.records) or any(entry.ours is not None for entry in self.entries.values())
 
     @property
     def cells(self) -> list[Entry]:
@@ -75,8 +68,11 @@ def parts(results: list[Result]) -> dict[str, list[Result]]:
     """Group the experiments that have run under headings, the paper's tables first."""
     headings = "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
     chosen: dict[str, list[Result]] = {heading: [] for heading in headings}
-    for result in filter(lambda result: result.has_run, results):
-        published = in_paper(result.entries.values())
+    for result in results:
+        entries = result.entries.values()
+        if not (result.figure or result.records or any(entry.ours is not None for entry in entries)):
+            continue
+        published = in_paper(entries)
         table = "Ablations" if result.experiment.figure == "ablation" else headings[not published]
         chosen[table if result.experiment.metrics else "Figures"].append(result)
     return {heading: members for heading, members in chosen.items() if members}
@@ -102,10 +98,8 @@ def table_of(result: Result) -> pd.DataFrame:
 
 
 def picture(path: Path) -> str:
-    """Encode a PNG in a URL, as lossless WebP: a third of the bytes."""
-    file = io.BytesIO()
-    Image.open(path).save(file, "WEBP", lossless=True)
-    return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"
+    """Encode a PNG in a URL."""
+    return f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
 
 
 def code(text: str) -> Markup:

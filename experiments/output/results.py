@@ -1,10 +1,7 @@
 """Output of a run: tables, figures and the report, in the results folder, on the screen, and in W&B."""
 
-import json
 import logging
 from collections.abc import Iterable
-from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from typing import Any, cast
@@ -21,8 +18,7 @@ from experiments.output.layer_figures import cross_moments, motivation, sensitiv
 from experiments.output.report import write_report
 from experiments.output.tables import Entry, entries_of, published_rows, screen_table, write_tables
 from experiments.output.tracking import tracked
-from experiments.record import Record, write_records
-from facts.utils.cache import content_key
+from experiments.record import write_records
 from facts.utils.files import replacing
 
 log = logging.getLogger(__name__)
@@ -37,23 +33,23 @@ CHARACTERS_PER_INCH = 15  # of a title
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
     """Draw the figure of the experiment's first draw, write and print its table, and log both to W&B."""
     grid = grid + published_rows(experiment)
-    first, settings, profile = [cell for cell in grid if not cell.draw], plain(experiment), config.profile.name
+    settings, profile = plain(experiment), config.profile.name
     if not Path(CONF, "experiment", f"{experiment.name}.yaml").exists():  # the report reads it here
         with replacing(folder / "tables" / f"{experiment.name}.yaml") as path:
             OmegaConf.save(OmegaConf.create(settings), path)
     about = {"name": f"{experiment.name} · {profile}", "tags": [experiment.name, profile], "group": experiment.name}
     settings = {"profile": profile, "experiment": settings}
     with tracked(config.tracking, folder, f"result-{profile}-{experiment.name}", config=settings, **about) as track:
+        figure, entries = None, list[Entry]()
         if experiment.figure:
-            path = draw_figure(experiment, first, folder / "figures")
-            track(lambda run: log_figure(run, path))
+            figure = draw_figure(experiment, [cell for cell in grid if not cell.draw], folder / "figures")
         if experiment.metrics:
             entries = entries_of(experiment, grid, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables")
             records = [cell.record for cell in grid if cell.record]
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
-            track(lambda run: log_table(run, entries, first))
+        track(lambda run: log_results(run, figure, entries))
 
 
 def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
@@ -70,20 +66,6 @@ def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) 
     return folder / f"{experiment.name}.png"
 
 
-def update_report(folder: Path, console: Console) -> None:
-    """Rewrite the report, unless it already shows the tables and figures in `folder`."""
-    shown = chain((folder / "tables").glob("[!.]*"), (folder / "figures").glob("*.png"))
-    hashes = {str(path.relative_to(folder)): content_key(path.read_bytes()) for path in shown}
-    seen, before = folder / "cache" / "report.json", dict[str, str]()
-    with suppress(OSError, ValueError):  # there is none, or it is damaged
-        before = json.loads(seen.read_text()) if (folder / "report.html").exists() else {}
-    if hashes != before:
-        console.print("rewriting the report")
-        report_on_all(folder)
-        with replacing(seen) as path:
-            path.write_text(json.dumps(hashes))
-
-
 def report_on_all(folder: Path) -> None:
     """Write the report on every experiment from the files in `folder`, those of your own among them."""
     experiments = every_experiment()
@@ -97,23 +79,10 @@ def report_on_all(folder: Path) -> None:
     write_report(experiments, folder)
 
 
-def log_figure(run: Any, path: Path) -> None:
+def log_results(run: Any, figure: Path | None, entries: list[Entry]) -> None:
     import wandb
 
-    run.log({"figure": wandb.Image(str(path))})
-
-
-def log_table(run: Any, entries: list[Entry], grid: list[GridCell]) -> None:
-    """Log the long table, each value with a link to the run of its cell."""
-    import wandb
-
-    records = {(cell.row, cell.column): cell.record for cell in grid}
-    runs = [link_of(records.get((entry.row, entry.column)), run) for entry in entries]
-    run.log({"table": wandb.Table(dataframe=pd.DataFrame(entries).assign(run=runs))})
-
-
-def link_of(record: Record | None, run: Any) -> str:
-    """Link to a record's W&B run, or give only its id if `run` is offline; empty if the record was made without W&B."""
-    if record is None or record.config["tracking"]["mode"] == "disabled":
-        return ""
-    return record.run_id if run.offline else f"{run.project_url}/runs/{record.run_id}"
+    if figure:
+        run.log({"figure": wandb.Image(str(figure))})
+    if entries:
+        run.log({"table": wandb.Table(dataframe=pd.DataFrame(entries))})

@@ -117,7 +117,9 @@ def behind_best(experiment: Experiment, places: Mapping[tuple[str, str], list[Gr
 def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> None:
     """Write `<name>.csv`, `<name>.md` and `<name>.tex`."""
     wide = wide_table(experiment, entries)
-    notes = notes_of(experiment, entries)
+    errors = [ERRORS] * any(entry.standard_error is not None for entry in entries)
+    draws = [DEVIATIONS.format(experiment.seeds)] * any(entry.deviation is not None for entry in entries)
+    notes = [*experiment.notes, *errors, *draws]
     caption = f"{experiment.title}. {' '.join(notes)}".replace("%", r"\%")
     contents = {
         "csv": pd.DataFrame(entries).to_csv(index=False),
@@ -225,14 +227,6 @@ def as_text(entry: Entry | None, source: str = "ours") -> str:
     error = "".join(f" ± {each:.1f}" for each in errors if each is not None)
     is_level = entry.behind is not None and entry.behind <= APART  # the column's best, or not apart from it
     return number(entry.ours) + error + LEVEL * is_level
-
-
-def notes_of(experiment: Experiment, entries: Iterable[Entry]) -> list[str]:
-    """List the notes below a table, including one on errors if it has any."""
-    entries = list(entries)
-    errors = [ERRORS] * any(entry.standard_error is not None for entry in entries)
-    draws = [DEVIATIONS.format(experiment.seeds)] * any(entry.deviation is not None for entry in entries)
-    return [*experiment.notes, *errors, *draws]
 
 
 def number(value: float | None) -> str:

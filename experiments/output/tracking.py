@@ -1,32 +1,22 @@
 """Weights & Biases as a mirror of the records: offline by default, and never a reason to fail."""
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import Any
 
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
-
-from experiments.config import USER_ERRORS, Tracking, in_a_line
-
-if TYPE_CHECKING:  # Hydra imports this file at every start, which need not wait for PyTorch
-    from experiments.record import Record
+from experiments.config import Tracking, in_a_line
+from experiments.record import Record
 
 log = logging.getLogger(__name__)
-
-OF_PLACES = ("results=", "tracking")  # overrides that change no result
-MOST_CHARACTERS = 128  # in the name of a group
 
 
 @contextmanager
 def tracked(
     tracking: Tracking, folder: Path, run_id: str, **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
-    """Open a W&B run for the block; yields a function that calls its argument on the run, if there is one."""
+    """Open a W&B run for the block; yield a function that calls its argument on the run, if there is one."""
 
     def start() -> Any:
         import wandb
@@ -60,45 +50,11 @@ def log_stage(run: Any, stage: str, values: dict[str, float]) -> None:
     run.log({"stage": stage, **{f"{name}/{stage}": value for name, value in values.items()}})
 
 
-def log_record(run: Any, record: "Record") -> None:
+def log_record(run: Any, record: Record) -> None:
     """Log metrics, timings and the plan of a record as a W&B summary and table."""
     import wandb
 
     seconds = {f"seconds/{stage}": seconds for stage, seconds in record.seconds.items()}
-    run.summary.update({**record.metrics, **seconds, "repaired": record.num_repaired})
+    repaired = sum(record.summary["repaired"].values()) if record.summary else 0
+    run.summary.update({**record.metrics, **seconds, "repaired": repaired})
     run.log({"plan": wandb.Table(columns=["layer", "rank"], data=[list(item) for item in record.plan.items()])})
-
-
-class GroupRuns(Callback):
-    """Name the group of a sweep after its overrides, so that a restarted one joins it; check and show its runs."""
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from experiments.plan import jobs_of, sweep_of
-
-        overrides = config.hydra.overrides
-        try:
-            (sweep_of if kwargs["config_name"] == "run" else jobs_of)(overrides.task)
-        except USER_ERRORS as error:
-            raise SystemExit(f"error: {in_a_line(error)}") from error  # Hydra makes warnings of other exceptions
-        if any(override.startswith("part=") for override in overrides.task):
-            return  # the cells of tables are grouped by experiment
-        # Hydra applies these in every job, before the job's own overrides, which may include `tracking.group`.
-        overrides.hydra.append(f"tracking.group='{group_of(overrides.task)}'")
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        if kwargs["config_name"] == "run":
-            from rich.console import Console
-
-            from experiments.plan import show_sweep
-
-            show_sweep(config.hydra.overrides.task, Console())
-
-
-def group_of(overrides: list[str]) -> str:
-    """Join the overrides of a sweep in one line, without characters that Hydra or W&B would interpret."""
-    line = " ".join(override for override in overrides if not override.startswith(OF_PLACES))
-    plain = re.sub(r"[^\w .,:=/+~@()*-]", "_", line)
-    if len(plain) <= MOST_CHARACTERS:
-        return plain
-    ending = f"... {crc32(line.encode()):08x}"
-    return plain[: MOST_CHARACTERS - len(ending)] + ending

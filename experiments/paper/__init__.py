@@ -1,7 +1,6 @@
 """The paper's values: one CSV per experiment, one line per value."""
 
 import csv
-from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -10,10 +9,7 @@ FOLDER = Path(__file__).parent
 def paper_values(experiment: str) -> dict[tuple[str, str, str], float]:
     """Read the published values by row, column and metric; empty for an experiment without a file, such as your own."""
     path = FOLDER / f"{experiment}.csv"
-    return _read(path) if path.exists() else {}
-
-
-@cache
-def _read(path: Path) -> dict[tuple[str, str, str], float]:
+    if not path.exists():
+        return {}
     with path.open(newline="", encoding="utf-8") as file:
         return {(line["row"], line["column"], line["metric"]): float(line["paper"]) for line in csv.DictReader(file)}

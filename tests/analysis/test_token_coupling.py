@@ -85,6 +85,7 @@ def test_other_token_counts_and_too_few_samples_are_refused():
         distance_correlations(filled(*tensors(num_samples=20)))
 
 
+@pytest.mark.system  # in a new environment, Numba compiles hyppo's functions for half a minute
 def test_distance_correlations_are_those_of_the_definition():
     x, g = tensors(num_samples=60)
     g[:, 1] = x[:, 1, :3].square()  # a dependence without correlation
@@ -97,6 +98,7 @@ def test_distance_correlations_are_those_of_the_definition():
         assert [value is None for value in values] == [True, False, True, False, False]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("layer", ["tokens", "vector"])
 def test_findings_of_a_layer(layer):
     """The network's `vector` sees one token, so it has no pairs."""

@@ -89,7 +89,7 @@ def test_a_table_survives_a_kill(tmp_path, monkeypatch, capsys):
     assert Counter(re.findall(r"\((\w{16})\) runs, attempt", printed)) == dict.fromkeys(after.keys() - before.keys(), 1)
     assert "data pass for" in logs[0].read_text() and "data pass for" not in printed
 
-    monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
+    monkeypatch.setattr(experiments.reproduce, "report_on_all", lambda folder: None)
     for results in (killed, undisturbed):
         own = ["workers=1", f"results={results}", "hydra/job_logging=none"]
         monkeypatch.setattr(sys, "argv", ["reproduce", *TABLE, *own])

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf, open_dict
 import experiments.baselines
 from experiments.cell import Cell, check
 from experiments.config import CONF, composed, instantiate, read_experiment
-from experiments.grid import cell_of, chosen_experiments, with_rows
+from experiments.grid import cell_of, chosen_experiments, completed
 from experiments.output.results import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from experiments.plan import jobs_of
@@ -45,22 +45,22 @@ def test_every_estimator_and_search_has_a_file_and_a_name():
         )
 
 
-def each_choice(config, **groups):
-    """Configurations that name every choice of every group, one of each group at a time, with what they name."""
-    for names in zip_longest(*groups.values()):
-        chosen = {group: name for group, name in zip(groups, names, strict=True) if name}
-        yield config(*(f"{group}={name}" for group, name in chosen.items())), chosen
-
-
 def test_the_files_say_the_defaults_of_the_classes(cell_config):
     """Those of baselines too, which lie in a folder of their own and are rows of the ranking, or of units."""
     known, folder = {"estimator": ESTIMATORS, "search": SEARCHES}, Path(experiments.baselines.__file__).parent
     baselines = [path.stem for path in folder.glob("search/*.yaml")]
     assert len(baselines) == len([*folder.glob("*/*.yaml")]) > 5
-    for config, chosen in each_choice(cell_config, estimator=ESTIMATORS, search=[*SEARCHES, *baselines]):
-        for group, name in chosen.items():
-            cls = known[group].get(name) or get_class(config[group]["_target_"])
-            assert instantiate(config[group]) == cls(), name
+    config = cell_config()
+    for path in (
+        *Path(CONF).glob("estimator/*.yaml"),
+        *Path(CONF).glob("search/*.yaml"),
+        *folder.glob("search/*.yaml"),
+    ):
+        group = path.parent.name
+        config[group] = OmegaConf.load(path)
+        if target := config[group]["_target_"]:
+            cls = known[group].get(path.stem) or get_class(target)
+            assert instantiate(config[group]) == cls(), path.stem
     tables = [cell_config(f"experiment={table}").experiment for table in ("baselines", "units")]
     rows = {setting for table in tables for row in table.rows.values() for setting in row}
     assert {f"search={name}" for name in baselines} <= rows
@@ -101,7 +101,7 @@ def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_d
     experiment = cell_config(f"experiment={name}").experiment
     with composing():
         assert read_experiment(name) == experiment
-    experiment = with_rows(experiment)
+    experiment = completed(experiment)
     column = [*experiment.overrides, *next(iter(experiment.columns.values())), *experiment.mini]
     for row in experiment.rows.values():
         if not {*row} <= known:
@@ -136,6 +136,7 @@ def test_every_file_of_the_papers_numbers_belongs_to_an_experiment_and_has_each_
     assert paper_values("my_table") == {}
 
 
+@pytest.mark.system
 def test_every_layer_of_the_figures_is_one_of_its_network(cell_config):
     @cache
     def layers_of(model, profile):
@@ -160,9 +161,12 @@ def test_the_shared_files_say_every_field_with_the_default_of_the_library():
     assert OmegaConf.to_container(finetuning.paper) == {**asdict(Finetuning()), **chosen}
 
 
+@pytest.mark.system
 def test_every_other_choice_composes_and_resolves(cell_config):
+    """One of each group at a time."""
     groups = ("analysis", "finetuning", "hardware", "profile", "task", "tracking")
-    for config, _ in each_choice(cell_config, **{group: options(group) for group in groups}):
+    for names in zip_longest(*map(options, groups)):
+        config = cell_config(*(f"{group}={name}" for group, name in zip(groups, names, strict=True) if name))
         assert OmegaConf.to_container(config, resolve=True)
         for profile in ("paper", "mini") if config.get("analysis") else ():
             assert isinstance(instantiate(config.analysis[profile]), Analysis)

@@ -91,7 +91,7 @@ def test_a_broken_table_does_not_cost_the_others_their_report(tmp_path, caplog):
 
 @pytest.mark.system
 def test_cells_that_failed_are_counted_at_the_end(reproduce, monkeypatch):
-    monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
+    monkeypatch.setattr(experiments.reproduce, "report_on_all", lambda folder: None)
     with pytest.raises(SystemExit, match=r"1 of 1 cells failed: the log says why. Run again to retry them."):
         reproduce("model.mini.weights=nowhere.safetensors", "force=true")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)

@@ -95,6 +95,7 @@ def test_questions_have_one_right_answer_which_the_text_contains(kind):
     assert len({question["answer"] for question in made}) == CHOICES
 
 
+@pytest.mark.system  # as all that runs lm-eval, which takes seconds to import
 def test_accuracy_is_that_of_the_likeliest_choice_and_nothing_else_changes(task, model):
     model.tokenizer.pad_token = None
     torch.manual_seed(3)
@@ -134,6 +135,7 @@ def test_the_key_depends_on_text_windows_and_questions(task, model, tmp_path, wr
     assert corpus.benchmarks_key != before
 
 
+@pytest.mark.system
 def test_texts_and_benchmarks_in_files(tmp_path, model, written):
     for split in ("training", "evaluation"):
         (tmp_path / split).write_text(f"the {split} of a text " * 200, encoding="utf-8")
