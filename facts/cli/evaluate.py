@@ -1,20 +1,14 @@
 """`facts evaluate`, `export` and `benchmark`: how good a network is, and how fast in each runtime."""
 
 import json
-from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 import facts
 from facts.cli import options
 from facts.cli.options import DATA, option
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 def evaluate(
@@ -80,28 +74,21 @@ def export(
         str | None,
         option(DATA, "For --int8: images, as for `facts compress`; 300 of them calibrate.", metavar="FOLDER"),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 1,
     architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
 ) -> None:
-    """Write a compressed network as ONNX or for OpenVINO, timed against the original on this CPU, or for PyTorch (pt2).
+    """Write a compressed network as ONNX, for OpenVINO, or for PyTorch (pt2).
 
     [bold]Examples[/]
 
         facts export deit_half --out deit_half.onnx
         facts export deit_half --out deit_half.xml --int8 --data photos
         facts export deit_half --out deit_half.pt2
-        OMP_NUM_THREADS=4 facts export deit_half --batch-size 16 --out deit_half.onnx
 
-    The file takes any batch size; `torch.export.load` reads a pt2, which is not timed. Otherwise the original is
-    exported too, with random weights, which do not affect times, but not kept; for int8, so is the compressed network
-    in float32. All take turns.
+    The file takes any batch size. `facts benchmark` says how fast it is.
     """
     from facts.cli.inputs import batch_of, data_of, input_shape, load_result
     from facts.modules.networks import reads_tokens
-    from facts.saving.export import import_openvino, refuse_without_onnx
-    from facts.saving.load import built_by
-    from facts.saving.recipes import build_recipe
     from facts.utils.files import writable_folder
 
     if out.is_dir():
@@ -111,53 +98,19 @@ def export(
     writable_folder(out.parent, keep=False)
     if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
-    if out.suffix == ".xml":
-        import_openvino(int8)
-    if out.suffix != ".pt2":
-        refuse_without_onnx()
-    compressed = load_result(folder, architecture)[0].model
-    if int8 and reads_tokens(compressed):
+    network = load_result(folder, architecture)[0].model
+    if int8 and reads_tokens(network):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
-    calibration = data_of(compressed, data or "", num_workers=0).calibration(compressed) if int8 else None
-    batch = batch_of(compressed, input_shape(compressed, sequence_length), batch_size)
+    calibration = data_of(network, data or "", num_workers=0).calibration(network) if int8 else None
+    example = batch_of(network, input_shape(network, sequence_length), 1)
     if out.suffix == ".pt2":
-        facts.export_program(compressed, batch, out)
-        print(f"saved to {out}")
+        facts.export_program(network, example, out)
     else:
-        original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
-        _export_timed(original, compressed, batch, out, calibration)
-
-
-def _export_timed(
-    original: "nn.Module", compressed: "nn.Module", batch: "Tensor", out: Path, calibration: Iterable[Any] | None
-) -> None:
-    """Write a network for its runtime, in int8 with calibration data, and print its time beside the original's."""
-    import torch
-    from tabulate import tabulate
-
-    from facts.cost.timing import DEFAULT_TIMING
-    from facts.saving.export import onnx_call, openvino_call
-    from facts.utils.progress import with_progress
-
-    runtime, write, load = (
-        ("OpenVINO", facts.export_openvino, openvino_call)
-        if out.suffix == ".xml"
-        else ("ONNX Runtime", facts.export_onnx, onnx_call)
-    )
-    steps: list[tuple[str, Any, Any]] = [("original", original, None), ("compressed", compressed, None)]
-    steps += [("in int8", compressed, calibration)] if calibration is not None else []
-    with TemporaryDirectory() as temporary:
-        files = {name: Path(temporary, f"{name}{out.suffix}") for name, *_ in steps[:-1]} | {steps[-1][0]: out}
-        for name, network, images in with_progress(steps, "export"):
-            error = write(network, batch, files[name], int8=images)
-        times = DEFAULT_TIMING.times({name: partial(load(file), batch) for name, file in files.items()})
-    before = times["original"]
-    rows = [(name, f"{1000 * each.median:.4g} ms", f"{each.ratio(before):.1%}") for name, each in times.items()]
-    headers = f"{runtime}, batch of {len(batch)}", "latency", "remaining"
-    print(tabulate(rows, headers=headers, colalign=("left", "right", "right")))
-    if calibration is not None:
-        print(f"\nrelative squared error of the outputs in int8: {error:.2g}")
-    print(f"\non {torch.get_num_threads()} threads; saved to {out}")
+        write = facts.export_openvino if out.suffix == ".xml" else facts.export_onnx
+        error = write(network, example, out, int8=calibration)
+        if int8:
+            print(f"relative squared error of the outputs in int8: {error:.2g}")
+    print(f"saved to {out}")
 
 
 def benchmark(

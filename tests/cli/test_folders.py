@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 import facts
 from facts.cli import inputs
-from facts.cost.timing import TimingPolicy
 from facts.models import TimmModel
 from tests.cli.conftest import VIT, saved
 from tests.networks import image_batches, make_model
@@ -107,35 +106,17 @@ class TestRecover:
         assert " samples in " in run(*recover).output
 
 
-def latencies(result):
-    """Milliseconds by network, all positive."""
-    rows = re.findall(r"^(original|compressed|in int8) +([0-9.e-]+) ms +([0-9.]+)%$", result.stdout, re.MULTILINE)
-    found = {name: float(milliseconds) for name, milliseconds, _ in rows}
-    assert rows[0][2] == "100.0" and min(found.values()) > 0
-    return found
-
-
-@pytest.fixture
-def few_turns(monkeypatch):
-    """`facts export` has no option for the length of its timing."""
-    monkeypatch.setattr("facts.cost.timing.DEFAULT_TIMING", TimingPolicy(num_turns=2, min_seconds=0))
-
-
 class TestExport:
     @pytest.mark.system
-    @pytest.mark.parametrize(
-        ("runtime", "files", "options"),
-        [("ONNX Runtime", ["vit.onnx"], ["--int8"]), ("OpenVINO", ["vit.bin", "vit.xml"], OWN_CLASS)],
-    )
-    def test_a_file_and_times(self, run, compressed, photos, tmp_path, few_turns, runtime, files, options):
+    @pytest.mark.parametrize(("files", "options"), [(["vit.onnx"], ["--int8"]), (["vit.bin", "vit.xml"], OWN_CLASS)])
+    def test_a_file(self, run, compressed, photos, tmp_path, files, options):
         """In int8 by ONNX Runtime; calibrating for OpenVINO takes long, and is tested in tests/saving."""
-        if runtime == "OpenVINO" and not find_spec("openvino"):
+        if "vit.xml" in files and not find_spec("openvino"):
             pytest.skip("the extra `openvino` is not installed")
-        out, data = tmp_path / files[-1], ("--data", photos) if "--int8" in options else ()
-        result = run("export", compressed[1], "--out", out, "--batch-size", 2, *options, *data)
+        data = ("--data", photos) if "--int8" in options else ()
+        result = run("export", compressed[1], "--out", tmp_path / files[-1], *options, *data)
         in_int8 = re.findall(r"outputs in int8: (\S+)", result.stdout)
-        assert f"{runtime}, batch of 2" in result.stdout and "[torch.onnx]" not in result.stdout
-        assert latencies(result).keys() == {"original", "compressed", *(["in int8"] if data else [])}
+        assert f"saved to {tmp_path / files[-1]}" in result.stdout and "[torch.onnx]" not in result.stdout
         assert all(0 < float(error) < 0.1 for error in in_int8) and len(in_int8) == bool(data)
         assert sorted(path.name for path in tmp_path.iterdir()) == files
 
