@@ -254,7 +254,6 @@ def cut(
     flops: options.Flops = None,
     params: options.Params = None,
     latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of one input here.")] = None,
-    architecture: options.Architecture = None,
 ) -> None:
     """Cut a folder that `facts compress --elastic` wrote to a budget, without data.
 
@@ -272,9 +271,7 @@ def cut(
         raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
     if all(each is None for each in (ratio, flops, params, latency_ms)):
         ratio = DEFAULT_RATIO
-    result = facts.load_compressed(
-        folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms, architecture=architecture
-    )
+    result = facts.load_compressed(folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms)
     facts.save_compressed(result, out)
     print(f"{result}\n\nsaved to {out}")
 
@@ -326,7 +323,6 @@ def push(
     folder: options.Folder,
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Created if necessary.")],
     private: Annotated[bool, typer.Option("--private", help="Create a repository that only you can see.")] = False,
-    architecture: options.Architecture = None,
 ) -> None:
     """Upload a compressed network to Hugging Face, with a model card, after `hf auth login`.
 
@@ -343,6 +339,6 @@ def push(
 
     if (Path(folder) / ELASTIC).exists():
         raise ValueError(f"{folder} serves every budget: push a cut of it, or all of it with `hf upload`")
-    result = facts.load_compressed(folder, architecture=architecture)
+    result = facts.load_compressed(folder)
     metrics = Manifest.read(Path(folder)).metrics
     print(f"pushed to {facts.push_to_hub(result, repository, metrics=metrics, private=private)}")

@@ -19,7 +19,6 @@ def evaluate(
     ] = False,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
-    architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     num_workers: options.NumWorkers = 2,
@@ -49,7 +48,7 @@ def evaluate(
     from facts.cli.inputs import data_of, input_shape, is_saved, load, measured, original_of
     from facts.modules.networks import is_encoder
 
-    network = load(model, weights, num_classes, device, architecture)
+    network = load(model, weights, num_classes, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
@@ -74,7 +73,6 @@ def export(
         str | None,
         option(DATA, "For --int8: images, as for `facts compress`; 300 of them calibrate.", metavar="FOLDER"),
     ] = None,
-    architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
 ) -> None:
     """Write a compressed network as ONNX, for OpenVINO, or for PyTorch (pt2).
@@ -98,7 +96,7 @@ def export(
     writable_folder(out.parent, keep=False)
     if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
-    network = load_result(folder, architecture)[0].model
+    network = load_result(folder)[0].model
     if int8 and reads_tokens(network):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
     calibration = data_of(network, data or "", num_workers=0).calibration(network) if int8 else None
@@ -124,7 +122,6 @@ def benchmark(
         str | None, option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
-    architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
     device: options.Device = None,
 ) -> None:
@@ -147,7 +144,7 @@ def benchmark(
     from facts.utils.distributed import device_name
 
     networks = {
-        name: load(name, None, None, device, architecture) if is_saved(name) else build(name, "random", None, device)
+        name: load(name, None, None, device) if is_saved(name) else build(name, "random", None, device)
         for name in models
     }
     first = networks[models[0]]

@@ -28,7 +28,7 @@ from facts.models.from_transformers import (
     read_processors,
 )
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
-from facts.modules.networks import is_encoder, noise, reads_tokens, run, type_of
+from facts.modules.networks import is_encoder, noise, reads_tokens, type_of
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST, Metrics
@@ -53,23 +53,19 @@ def is_saved(name: str) -> bool:
     return (Path(name) / MANIFEST).is_file()
 
 
-def load(
-    name: str, weights: str | None, num_classes: int | None, device: str | None, architecture: str | None
-) -> nn.Module:
-    """`build` a network, or load a folder that `facts compress` wrote, on a network that `architecture` makes."""
+def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
+    """`build` a network, or load a folder that `facts compress` wrote."""
     if not is_saved(name):
-        if architecture:
-            raise ValueError(f"--architecture is for a folder with a compressed network, and {name} is not one")
         return build(name, weights, num_classes, device)
-    network = load_result(name, architecture)[0].model.to(_device(device))
+    network = load_result(name)[0].model.to(_device(device))
     if num_classes is not None or (weights and not is_encoder(network)):
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
     return network
 
 
-def load_result(folder: Path | str, architecture: str | None = None) -> tuple[CompressionResult, torch.dtype]:
+def load_result(folder: Path | str) -> tuple[CompressionResult, torch.dtype]:
     """Load a folder that `facts compress` wrote, to compute in float32, and the type of its weights."""
-    result = load_compressed(folder, architecture=architecture)
+    result = load_compressed(folder)
     dtype = type_of(result.model)
     result.model.float()
     method = replace(result.summary.method, seconds={})  # those are another command's
@@ -122,19 +118,10 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
 
 
 def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple[int, ...]:
-    """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`. Raises `ValueError` if it cannot be read."""
+    """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`."""
     if reads_tokens(network):
         return 1, sequence_length or Corpus.sequence_length
-    shape = data_config(network)["input_size"]
-    try:
-        with torch.no_grad():
-            run(network, batch_of(network, shape, 1))
-    except Exception as error:  # networks may raise anything
-        raise ValueError(
-            f"{type(network).__name__} cannot read images of shape {list(shape)} ({first_line(error)}): have the "
-            'function that builds it set pretrained_cfg = {"input_size": (C, H, W)}'
-        ) from error
-    return shape
+    return data_config(network)["input_size"]
 
 
 def batch_of(network: nn.Module, shape: tuple[int, ...], size: int) -> Tensor:

@@ -148,10 +148,6 @@ NumClasses = Annotated[
         min=0,
     ),
 ]
-Architecture = Annotated[
-    str | None,
-    option(None, "Function that builds the dense network of your own class.", metavar="PACKAGE.MODULE:FUNCTION"),
-]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
 Folder = Annotated[str, argument("FOLDER", "The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.")]
 Out = Annotated[Path, place(None, "A new or empty folder, or one with an older result.", "FOLDER")]

@@ -24,7 +24,7 @@ from facts.saving.structure import layouts_of
 from facts.utils.hub import REPOSITORY
 from facts.utils.options import first_line
 
-REMEDY = "pass the dense network as model=, or a function that builds it as architecture="
+REMEDY = "pass the dense network as model="
 MOST_LAYERS = 10_000
 MOST_ENTRIES = 2**16  # such as class names
 # Integers allowed: text models have vocabularies and periods of rotations; timm counts nothing from the end.

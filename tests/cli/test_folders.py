@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -15,8 +14,6 @@ from facts.cli import inputs
 from facts.models import TimmModel
 from tests.cli.conftest import VIT, saved
 from tests.networks import image_batches, make_model
-
-OWN_CLASS = ("--architecture", "tests.networks:make_three_classes")
 
 
 class TestEvaluate:
@@ -32,15 +29,10 @@ class TestEvaluate:
             assert {name: found[name] for name in ("flops", "params")} == description["summary"]["costs"][cost]
         lines = run("evaluate", folder, *options).stdout.splitlines()
         assert [line.split()[0] for line in lines] == [*after]
-        assert json.loads(run("evaluate", folder, *options, "--json", *OWN_CLASS).stdout) == after
 
     def test_refusals(self, run, compressed, photos, tmp_path):
-        for arguments, message in (
-            ((compressed[1], "--weights", "random"), "has weights and classes of its own"),
-            ((compressed[1], "--architecture", "tests.networks:absent"), "no function 'tests.networks:absent'"),
-            ((*VIT, *OWN_CLASS), "--architecture is for a folder with a compressed network"),
-        ):
-            assert message in run("evaluate", *arguments, "--data", photos, code=1).output
+        result = run("evaluate", compressed[1], "--weights", "random", "--data", photos, code=1)
+        assert "has weights and classes of its own" in result.output
         result = run("compress", compressed[1], "--data", photos, "--out", tmp_path / "vit", code=1)
         assert "is compressed already: name the network it was made from" in result.output
 
@@ -59,21 +51,10 @@ class TestOtherInputs:
         run("export", tmp_path / "vit", "--out", tmp_path / "vit.pt2")
         assert torch.export.load(tmp_path / "vit.pt2").module()(torch.randn(2, *shape)).shape == (2, 3)
 
-    def test_a_network_of_your_own_reads_what_it_was_compressed_on(self, run, photos, tmp_path):
-        batches, own = image_batches([4], dtype=torch.float32), ("--architecture", "tests.networks:make_model")
-        result = facts.compress(make_model(torch.float32), batches, ratio=0.7)
+    def test_a_network_of_your_own_is_loaded_with_its_images(self, tmp_path):
+        result = facts.compress(make_model(torch.float32), image_batches([4], dtype=torch.float32), ratio=0.7)
         facts.save_compressed(result, tmp_path / "own")
         assert facts.load_compressed(tmp_path / "own", make_model()).model.pretrained_cfg == {"input_size": (3, 8, 8)}
-        data = ("--data", photos, "--num-workers", 0)
-        assert "does not record num_classes" in run("evaluate", tmp_path / "own", *data, *own, code=1).output
-        costs = replace(result.summary.costs, input_shape=None)
-        unknown = replace(result, summary=replace(result.summary, costs=costs))
-        facts.save_compressed(unknown, tmp_path / "own")
-        for command in (
-            ("evaluate", tmp_path / "own", *data),
-            ("export", tmp_path / "own", "--out", tmp_path / "a.pt2"),
-        ):
-            assert "cannot read images of shape [3, 224, 224] (" in run(*command, *own, code=1).output
 
 
 class TestRecover:
@@ -108,7 +89,7 @@ class TestRecover:
 
 class TestExport:
     @pytest.mark.system
-    @pytest.mark.parametrize(("files", "options"), [(["vit.onnx"], ["--int8"]), (["vit.bin", "vit.xml"], OWN_CLASS)])
+    @pytest.mark.parametrize(("files", "options"), [(["vit.onnx"], ["--int8"]), (["vit.bin", "vit.xml"], [])])
     def test_a_file(self, run, compressed, photos, tmp_path, files, options):
         """In int8 by ONNX Runtime; calibrating for OpenVINO takes long, and is tested in tests/saving."""
         if "vit.xml" in files and not find_spec("openvino"):
