@@ -49,16 +49,12 @@ def compress(
     num_classes: options.NumClasses = None,
     evaluation_text: options.EvaluationText = None,
     num_calibration: options.NumCalibration = None,
-    num_sensitivity: options.NumSensitivity = None,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     num_workers: options.NumWorkers = 2,
     device: options.Device = None,
     precision: options.Precision = "float32",
-    dtype: options.DType = None,
-    checkpoint_blocks: options.CheckpointBlocks = "auto",
-    layers_at_once: options.LayersAtOnce = None,
     cache: options.Cache = None,
 ) -> None:
     """Compress a network to a budget, measure it, and save it in a folder.
@@ -89,22 +85,20 @@ def compress(
 
     target_folder(out, keep=False)
     if elastic:
-        _refuse_one_network(search, recover, dtype)
+        _refuse_one_network(search, recover)
     limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
     rounds = () if elastic else None
     budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
-    blocks: Any = {"auto": "auto", "on": True, "off": False}[checkpoint_blocks]
-    memory = facts.MemoryPolicy(checkpoint_blocks=blocks, layers_at_once=layers_at_once)
-    execution = facts.Execution(getattr(torch, precision), memory, cache=kept)
+    execution = facts.Execution(getattr(torch, precision), cache=kept)
     layers: dict[bool | None, Any] = {None: None, True: "all", False: "linear"}
     network = build(model, weights, num_classes, device)
     of_original = stored_type(network)
-    stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else of_original
+    stored = torch.float32 if elastic else of_original
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
-    task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
-    calibration, sensitivity = batches_of(task, network, num_sensitivity)
+    task = task_of(network, data, evaluation_text, num_calibration, **reading)
+    calibration, sensitivity = batches_of(task, network)
     with stopwatch():
         prepared = facts.prepare(
             network,
@@ -156,10 +150,10 @@ def warn_if_nothing_gained(result: "facts.CompressionResult") -> None:
         log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
 
 
-def _refuse_one_network(search: str | None, *others: Any) -> None:
+def _refuse_one_network(search: str | None, recover: float | None) -> None:
     """Refuse options that make one network, not a folder for every budget."""
-    if any(others):
-        raise ValueError("--elastic serves every budget: leave out --recover and --dtype, or use them on cuts")
+    if recover:
+        raise ValueError("--elastic serves every budget: leave out --recover, or use `facts recover` on cuts")
     if search not in (None, "cors", "cors_fisher"):
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
 
@@ -215,7 +209,7 @@ def pareto(
     task = task_of(network, data, evaluation_text, num_calibration, **reading)
     if reason := nothing_to_evaluate(task):
         raise ValueError(f"there is nothing to compare by: {reason}")
-    calibration, sensitivity = batches_of(task, network, None)
+    calibration, sensitivity = batches_of(task, network)
     parts = parts or default_parts(calibration, facts.Budget.of(cost=cost), cost, estimators, searches)
     prepared = facts.prepare(network, calibration, parts=parts, execution=facts.Execution(cache=cache))
     points = facts.pareto(

@@ -65,17 +65,10 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
 
 def numbers_of(values: str) -> list[float]:
     """Split a comma-separated list into its numbers. Anything else is a usage error."""
-    return [fraction_of(value) for value in values.split(",")]
-
-
-def fraction_of(value: str) -> float:
-    """Read a fraction. Anything else, such as a percentage, is a usage error that says what to write."""
     try:
-        return float(value)
+        return [float(value) for value in values.split(",")]
     except ValueError as error:
-        share = value.strip().removesuffix("%").strip()
-        instead = f"{float(share) / 100:g} for {value}" if share.replace(".", "", 1).isdecimal() else "such as 0.5"
-        raise typer.BadParameter(f"{error}: write a fraction, {instead}") from error
+        raise typer.BadParameter(f"{error}: write fractions, such as 0.3,0.5") from error
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -118,7 +111,7 @@ def several(choices: Mapping[str, str], explanation: str) -> Any:
     return option(None, text, metavar="NAME,NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
 
 
-METHOD, DATA, MACHINE, MEMORY = "Method", "Data", "Machine", "Memory"  # panels of the help
+METHOD, DATA, MACHINE = "Method", "Data", "Machine"  # panels of the help
 BUDGET = "Budget: half of the compressed parts' FLOPs by default; several budgets must all hold"
 
 Model = Annotated[
@@ -131,8 +124,7 @@ Model = Annotated[
     ),
 ]
 Ratio = Annotated[
-    float | None,
-    option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.", metavar="FRACTION", parser=fraction_of),
+    float | None, option(BUDGET, "The fraction of the compressed parts' FLOPs that remains: 0.5.", metavar="FRACTION")
 ]
 Flops = Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")]
 Params = Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")]
@@ -174,9 +166,6 @@ EvaluationText = Annotated[
 NumCalibration = Annotated[
     int | None, option(DATA, "Images or windows to calibrate on; default: up to 512 or 256.", min=1)
 ]
-NumSensitivity = Annotated[
-    int | None, option(DATA, "Images or windows on which a search compares outputs; default: up to 512 or 16.", min=1)
-]
 SequenceLength = Annotated[int | None, option(DATA, "Tokens in a window of text; default: 2048.", min=2)]
 BatchSize = Annotated[int | None, option(DATA, "Default: 64 images or 1 window of text.", min=1)]
 Seed = Annotated[int, option(DATA, "Seed for choosing calibration data.", min=0, max=2**32 - 1)]
@@ -186,19 +175,8 @@ Device = Annotated[str | None, option(MACHINE, "cpu, cuda, cuda:1, ...; default:
 Precision = Annotated[
     Literal["float32", "bfloat16"], option(MACHINE, "Precision of networks; all that decides ranks is float64.")
 ]
-DType = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None,
-    option(MACHINE, "Type of the weights in the file; default: that of the checkpoint."),
-]
 Cache = Annotated[
     Path | None, place(MACHINE, "Folder for gigabytes of intermediate results, which speed up the next run.", "FOLDER")
-]
-CheckpointBlocks = Annotated[
-    Literal["auto", "on", "off"],
-    option(MEMORY, "Compute activations in blocks twice: half the memory, a fifth more time. Auto: on a CPU."),
-]
-LayersAtOnce = Annotated[
-    int | None, option(MEMORY, "Layers with moments in memory at a time, one data pass each time. Default: all.", min=1)
 ]
 
 Convolutions = Annotated[
