@@ -33,7 +33,7 @@ from facts.saving.manifest import MANIFEST, Metrics
 from facts.tasks.base import pass_over
 from facts.tasks.classification.base import are_right, data_config, evaluate_features, num_classes
 from facts.tasks.classification.images import ImageFolder
-from facts.tasks.language import Corpus, Split, losses_of_windows
+from facts.tasks.language import Corpus, Split, losses_of_windows, windows
 from facts.utils.hub import REPOSITORY
 from facts.utils.options import first_line
 
@@ -221,13 +221,9 @@ def data_of(
         options["sequence_length"] = sequence_length
     texts = Corpus(training_text=data, evaluation_text=evaluation_text or data, **options)
     texts.inspect()
-    splits: dict[str, Split] = {texts.training_text: "training", texts.evaluation_text: "evaluation"}
-    for source, split in splits.items():
-        if (num_tokens := len(texts.tokens(split, model))) < texts.sequence_length:
-            raise ValueError(
-                f"{source} has {num_tokens:,} tokens, not one window of {texts.sequence_length:,}: give a longer text, "
-                "or a smaller --sequence-length"
-            )
+    splits: tuple[Split, ...] = ("training", "evaluation")
+    for split in splits:
+        windows(texts.tokens(split, model), texts.sequence_length)
     return texts
 
 
@@ -247,12 +243,6 @@ def task_of(
     available = len(task.tokens("training", model)) // task.sequence_length
     num_sensitivity = max(1, min(task.num_sensitivity, num_calibration or available // 2))
     num_calibration = num_calibration or max(1, min(task.num_calibration, available - num_sensitivity))
-    if available < num_sensitivity + num_calibration:
-        raise ValueError(
-            f"{data} has {available:,} windows of {task.sequence_length:,} tokens, fewer than {num_calibration:,} to "
-            f"calibrate on and {num_sensitivity} more for searches: give a longer text, or a smaller --num-calibration "
-            "or --sequence-length"
-        )
     return replace(task, num_sensitivity=num_sensitivity, num_calibration=num_calibration)
 
 

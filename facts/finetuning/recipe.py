@@ -95,11 +95,6 @@ class Finetuning(Steps):
     def autocast_type(self) -> torch.dtype:
         return getattr(torch, self.precision)
 
-    @property
-    def loss_name(self) -> str:
-        """Name of the loss, which includes the distance of blocks by its weight."""
-        return "distillation loss" if self.alpha == 1 else "loss on labels and distillation"
-
     def scheduler(
         self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False
     ) -> Scheduler:

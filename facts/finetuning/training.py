@@ -189,7 +189,7 @@ class _Training:
             chosen = [number for number in in_step if number in numbers]
             loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
             self.timed_from = self.timed_from or (self.state.steps, self._seconds())
-            show(self.state.steps, self.state.total_steps, f"{self.recipe.loss_name} {loss:.4g}")
+            show(self.state.steps, self.state.total_steps, f"loss {loss:.4g}")
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
                 self._validate()
@@ -200,13 +200,9 @@ class _Training:
                 self._save()
             if last:
                 error = {"error": self.state.errors[-1]} if self.validate else {}
-                report("finetuning", epoch=epoch + 1, loss=self._mean_loss(epoch), **error)
+                total, samples = self.state.totals[epoch].tolist()
+                report("finetuning", epoch=epoch + 1, loss=total / samples, **error)
                 return
-
-    def _mean_loss(self, epoch: int) -> float:
-        """Mean loss of the epoch so far."""
-        loss, samples = self.state.totals[epoch].tolist()
-        return loss / samples
 
     def _plan(self) -> None:
         """Set the total number of steps to what the remaining time allows, given the time per step so far."""

@@ -130,9 +130,7 @@ class DensePrediction(Task):
         factors, held_out = (self._batches(model, dataset, part) for part in parts)
         return factors, held_out
 
-    def chosen_indices(self) -> dict[str, list[int]]:
-        """Training images for `sensitivity` and `calibration`, by index. Raises `ValueError` if there are too few."""
-        return chosen_indices_of(self)
+    chosen_indices = chosen_indices_of
 
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
         """Sum of the images' own losses; in training, the joint loss of the batch times its size.

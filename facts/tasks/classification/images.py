@@ -233,9 +233,7 @@ class ImageNet(Images):
         training, validation = len(self.training_images), len(self.validation_images)
         return f"{training:,} training and {validation:,} validation images of 1,000 classes at {self.root}"
 
-    def chosen_indices(self) -> dict[str, list[int]]:
-        """Indices of the training images for each use. Raises `ValueError` if there are too few."""
-        return chosen_indices_of(self)
+    chosen_indices = chosen_indices_of
 
 
 @options
