@@ -109,7 +109,13 @@ class DensePrediction(Task):
         return f"{training:,} training and {validation:,} validation images at {self.root}"
 
     def content_key(self, model: nn.Module) -> str:
-        return content_key(self.files_key, settings_of(self), _preprocessing(model))
+        preprocessor, plain = model.heads.data_preprocessor, int | float | list | tuple
+        settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
+        return content_key(
+            self.files_key,
+            settings_of(self),
+            [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std],
+        )
 
     def calibration(self, model: nn.Module) -> NumberedBatches:
         return self._batches(model, self.training_images, self.chosen_indices()["calibration"])
@@ -198,13 +204,6 @@ class Groups(Dataset):
         start = number * self.batch_size
         with seeded(*self.seed, number):
             return [self.items[index] for index in self.indices[start : start + self.batch_size]]
-
-
-def _preprocessing(model: nn.Module) -> list[Any]:
-    """Settings of the network's library for preprocessing images and targets."""
-    preprocessor, plain = model.heads.data_preprocessor, int | float | list | tuple
-    settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
-    return [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std]
 
 
 @options

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 
+from facts.modules.networks import is_transformers
 from facts.tasks.base import NumberedBatches, chosen_indices_of, settings_of
 from facts.tasks.classification.base import (
     Batch,
     Classification,
     balanced,
     data_config,
-    labels_by_name,
     num_classes,
     preprocessing_key,
     processed_for,
@@ -173,7 +173,6 @@ class Images(Classification):
         return self._loaded(model, items, key)
 
     def _loaded(self, model: nn.Module, items: "DecodedBatches", key: str) -> NumberedBatches:
-        """Load the batches with the network's labels and channels."""
         channels = data_config(model)["input_size"][0]
         if channels not in (1, 3):
             raise ValueError(
@@ -190,7 +189,6 @@ class Images(Classification):
         return NumberedBatches(items, finish, key, num_workers, range(len(items)), pin_memory=True)
 
     def _transform(self, model: nn.Module, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
-        """The transform from a PIL image to the tensor that the network expects."""
         config = data_config(model)
         if augmentation != "none":
             return timm.data.create_transform(**config, is_training=True)
@@ -282,7 +280,8 @@ class ImageFolder(Images):
         return self._found.classes
 
     def labels(self, model: nn.Module) -> list[int] | None:
-        total, by_name = num_classes(model), labels_by_name(model)
+        total = num_classes(model)
+        by_name: dict[str, int] = (model.config.label2id or {}) if is_transformers(model) else {}
         if total is None:
             return None
         if self._found.numbered and total:
@@ -398,13 +397,11 @@ class DecodedBatches(Dataset):
             if not samples and self.for_training:
                 message = f"no image of a training batch can be decoded: {first_few(corrupt)}"
                 raise ValueError(f"{message}; fetch them again, or raise batch_size")
-            return self._mixed(default_collate(samples)) if samples else None, corrupt
-
-    def _mixed(self, batch: Any) -> Batch:
-        """Mix the images in pairs, if there is a `mixup`; an image without a partner is dropped."""
-        images, labels = batch
-        even = len(images) // 2 * 2
-        return self.mixup(images[:even], labels[:even]) if self.mixup else (images, labels)
+            if not samples:
+                return None, corrupt
+            images, labels = default_collate(samples)
+            even = len(images) // 2 * 2  # an image without a partner is dropped
+            return self.mixup(images[:even], labels[:even]) if self.mixup else (images, labels), corrupt
 
 
 @dataclass(frozen=True)
