@@ -182,10 +182,7 @@ def _kind(configuration: dict, name: str) -> type[TransformersModel]:
     for recipe in (CausalLM, ImageClassifier):
         if kind in recipe.classes():
             return recipe
-    raise ValueError(
-        f"{name} is a transformers {kind!r}, neither a language model (AutoModelForCausalLM) nor an image "
-        "classifier (AutoModelForImageClassification) or encoder (AutoModel of images alone)"
-    )
+    raise ValueError(f"{name}, a transformers {kind!r}, is no language model, image classifier or image encoder")
 
 
 def _device(name: str | None) -> torch.device:

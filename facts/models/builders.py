@@ -119,9 +119,7 @@ class TimmModel(Recipe):
     def repository(self) -> str:
         published = timm.get_pretrained_cfg(self.tag) if timm.models.is_model_pretrained(self.tag) else None
         if published is None or published.hf_hub_id is None:
-            raise ValueError(
-                f"timm has no weights for {self.tag!r} (timm.list_pretrained()): set weights to a file or `random`"
-            )
+            raise ValueError(f"timm has no weights for {self.tag!r}: set weights to a file or `random`")
         return published.hf_hub_id
 
     def architecture(self) -> nn.Module:

@@ -64,9 +64,7 @@ def export_onnx(
     refuse_without_onnx()
     model, example = on_cpu(compressed, example)
     if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
-        raise ValueError(
-            f"ONNX is written in float32, but the network is in {', '.join(other)}: export `model.float()`"
-        )
+        raise ValueError(f"ONNX is written in float32, and the network is in {', '.join(other)}: use `model.float()`")
     samples = [] if int8 is None else samples_of(int8, model, example)
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "opset_version": OPSET}
     options["custom_translation_table"] = {torch.ops.aten.sort.stable: _stable_sort}

@@ -73,9 +73,7 @@ def load_compressed(
     refuse_large_buffers(sketch, weights.stat().st_size)
     tensors = load_file(weights)  # which are kept by the system if another save replaces the file from here on
     if sha256(weights) != manifest.fingerprint:
-        raise ValueError(
-            f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
-        )
+        raise ValueError(f"{weights} is not the file that {MANIFEST} describes (different SHA-256): fetch both again")
     refuse_wrong_values(sketch, tensors, weights)
     with torch.device("cpu"):  # not the default device
         model = emptied(build_recipe(recipe) if model is None else model, *planned)

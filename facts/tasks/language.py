@@ -249,10 +249,7 @@ def tokenized(text: str, tokenizer: Any) -> Tensor:
 def windows(tokens: Tensor, length: int) -> Tensor:
     """Cut tokens `[L]` into windows `[N, length]` and drop the remainder. Raises `ValueError` if none fits."""
     if len(tokens) < length:
-        raise ValueError(
-            f"a text of {len(tokens)} tokens does not fill a window of {length}: give a longer one, or a smaller "
-            "sequence_length"
-        )
+        raise ValueError(f"a text of {len(tokens)} tokens does not fill a window of {length}: give a longer one")
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 

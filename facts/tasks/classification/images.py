@@ -175,10 +175,7 @@ class Images(Classification):
     def _loaded(self, model: nn.Module, items: "DecodedBatches", key: str) -> NumberedBatches:
         channels = data_config(model)["input_size"][0]
         if channels not in (1, 3):
-            raise ValueError(
-                f"{type(model).__name__} reads images of {channels} channels, but image files have 1 or 3: make its "
-                "batches in Python"
-            )
+            raise ValueError(f"the network reads {channels} channels, and files have 1 or 3: make batches in Python")
         if channels == 1:
             items = replace(items, transform=transforms.Compose([transforms.Grayscale(), items.transform]))
         labels = self.labels(model)
@@ -296,8 +293,7 @@ class ImageFolder(Images):
         if total and all(name.isdecimal() for name in self.classes) and sorted(self.classes, key=int) != self.classes:
             raise ValueError(
                 f"the class folders {self.root}/* are numbers, whose order as text ({', '.join(self.classes[:3])}, ...)"
-                f" is another one, and the network does not name its classes: list the images in {TABLE}, with the "
-                "network's labels, or pad the names with zeros if it was trained in the order of the numbers"
+                f" is another one: list the images with the network's labels in {TABLE}, or pad the numbers with zeros"
             )
         # An encoder has no classes: labels are positions.
         return [*range(len(self.classes))] if self.classes and total in (0, len(self.classes)) else None
