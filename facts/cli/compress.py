@@ -86,9 +86,9 @@ def compress(
     target_folder(out, keep=False)
     if elastic:
         _refuse_one_network(search, recover)
-    limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
     rounds = () if elastic else None
-    budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
+    budget = facts.Budget(flops=flops, params=params, latency_ms=latency_ms, error=error, rounds=rounds)
+    budget = budget.with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
     execution = facts.Execution(getattr(torch, precision), cache=kept)
@@ -144,14 +144,12 @@ def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "t
 
 
 def warn_if_nothing_gained(result: "facts.CompressionResult") -> None:
-    """Say last, as a warning, that a recovery brought nothing."""
     course = result.summary.recovery
     if course and course.gained_nothing:
         log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
 
 
 def _refuse_one_network(search: str | None, recover: float | None) -> None:
-    """Refuse options that make one network, not a folder for every budget."""
     if recover:
         raise ValueError("--elastic serves every budget: leave out --recover, or use `facts recover` on cuts")
     if search not in (None, "cors", "cors_fisher"):

@@ -85,17 +85,14 @@ def at_home(value: Any) -> Any:
 
 
 def argument(metavar: str, help: str, **settings: Any) -> Any:
-    """An argument that names networks, files or folders."""
     return typer.Argument(metavar=metavar, help=help, callback=at_home, **settings)
 
 
 def option(panel: str | None, help: str, *names: str, **settings: Any) -> Any:
-    """An option in a panel of the help."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
 
 
 def place(panel: str | None, help: str, metavar: str) -> Any:
-    """An option for a file or folder."""
     return option(panel, help, metavar=metavar, callback=at_home)
 
 

@@ -3,7 +3,6 @@
 Networks are those of `facts.models.openmmlab`.
 """
 
-import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from facts.models.openmmlab import Features
+from facts.models.weights import sha256
 from facts.moments.losses import kl_divergence
 from facts.tasks.base import Evaluation, NumberedBatches, Task, chosen_indices_of, pass_over, settings_of
 from facts.utils.cache import content_key
@@ -266,8 +266,7 @@ class Coco(DensePrediction):
 
     @property
     def files_key(self) -> str:
-        contents = (self._annotations(split).read_bytes() for split in ("train", "val"))
-        return " ".join(hashlib.sha256(content).hexdigest() for content in contents)
+        return f"{sha256(self._annotations('train'))} {sha256(self._annotations('val'))}"
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
