@@ -25,26 +25,18 @@ def compress(
     flops: options.Flops = None,
     params: options.Params = None,
     latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of a batch on this device.")] = None,
-    error: Annotated[
-        float | None,
-        option(BUDGET, "Instead: the smallest network with this mean error (KL divergence) of its outputs: 0.05."),
-    ] = None,
+    error: Annotated[float | None, option(BUDGET, "Instead: the mean error (KL divergence) of outputs: 0.05.")] = None,
     estimator: options.EstimatorName = None,
     search: options.SearchName = None,
     parts: options.PartsName = None,
     form: options.FormName = None,
     fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     recover: Annotated[
-        float | None,
-        option(METHOD, "Let the original teach the result for this long, without labels.", **options.MINUTES),
+        float | None, option(METHOD, "How long the original teaches the result, without labels.", **options.MINUTES)
     ] = None,
     convolutions: options.Convolutions = None,
-    elastic: Annotated[
-        bool, option(METHOD, "Save a folder from which `facts cut` cuts a network for any budget.", "--elastic")
-    ] = False,
-    evaluate: Annotated[
-        bool, typer.Option(help="Measure the original and the result on data that calibration did not use.")
-    ] = True,
+    elastic: Annotated[bool, option(METHOD, "Save a folder that `facts cut` cuts to any budget.", "--elastic")] = False,
+    evaluate: Annotated[bool, typer.Option(help="Measure both networks on data that did not calibrate.")] = True,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
     evaluation_text: options.EvaluationText = None,
@@ -160,12 +152,8 @@ def pareto(
     model: options.Model,
     data: options.Images,
     out: Annotated[Path, options.place(None, "Where the table and the plot go.", "FOLDER")],
-    estimators: Annotated[
-        str | None, options.several(ESTIMATORS, "`facts compress --help` explains them. Default: facts.")
-    ] = None,
-    searches: Annotated[
-        str | None, options.several(SEARCHES, "They choose the ranks. Default: as for `facts compress`.")
-    ] = None,
+    estimators: Annotated[str | None, options.several(ESTIMATORS, "Default: facts.")] = None,
+    searches: Annotated[str | None, options.several(SEARCHES, "Default: that of `facts compress`.")] = None,
     ratios: Annotated[str, option(None, "Remaining fractions of the cost.", metavar="RATIO,RATIO")] = "0.3,0.5,0.7",
     cost: Annotated[Literal["flops", "params", "latency"], option(None, "What the ratios bound.")] = "flops",
     parts: options.PartsName = None,
@@ -273,9 +261,7 @@ def recover(
     data: options.Images,
     minutes: Annotated[float, typer.Option(help="How long to train.", **options.MINUTES)],
     out: options.Out,
-    weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The original's weights; default: the published ones.")
-    ] = None,
+    weights: Annotated[str | None, option(None, "The original's; default: the published ones.", metavar="FILE")] = None,
     num_calibration: options.NumCalibration = None,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,

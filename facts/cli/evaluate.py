@@ -14,9 +14,7 @@ from facts.cli.options import DATA, option
 def evaluate(
     model: options.Model,
     data: options.Images,
-    unseen: Annotated[
-        bool, option(DATA, "Measure only the images that `facts compress` did not calibrate on.", "--unseen")
-    ] = False,
+    unseen: Annotated[bool, option(DATA, "Only images that did not calibrate the network.", "--unseen")] = False,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
     sequence_length: options.SequenceLength = None,
@@ -65,14 +63,9 @@ def evaluate(
 
 def export(
     folder: options.Folder,
-    out: Annotated[
-        Path, options.place(None, "The file to write: .onnx for ONNX, .xml for OpenVINO, .pt2 for PyTorch.", "FILE")
-    ],
+    out: Annotated[Path, options.place(None, "The file: .onnx, .xml for OpenVINO, .pt2 for PyTorch.", "FILE")],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
-    data: Annotated[
-        str | None,
-        option(DATA, "For --int8: images, as for `facts compress`; 300 of them calibrate.", metavar="FOLDER"),
-    ] = None,
+    data: Annotated[str | None, option(DATA, "For --int8: images to calibrate it.", metavar="FOLDER")] = None,
     sequence_length: options.SequenceLength = None,
 ) -> None:
     """Write a compressed network as ONNX, for OpenVINO, or for PyTorch (pt2).
@@ -112,15 +105,11 @@ def export(
 
 
 def benchmark(
-    models: Annotated[
-        list[str], options.argument("MODEL...", "Networks or compressed folders; the first is the baseline.")
-    ],
+    models: Annotated[list[str], options.argument("MODEL...", "Networks or folders; the first is the baseline.")],
     runtime: Annotated[
         list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')
     ] = None,
-    data: Annotated[
-        str | None, option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER")
-    ] = None,
+    data: Annotated[str | None, option(DATA, "Images to calibrate int8.", metavar="FOLDER")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
     sequence_length: options.SequenceLength = None,
     device: options.Device = None,

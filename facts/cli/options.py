@@ -130,12 +130,7 @@ Weights = Annotated[
     option(None, "A checkpoint, or a folder of them; default: the published one.", metavar="FILE|FOLDER|random"),
 ]
 NumClasses = Annotated[
-    int | None,
-    option(
-        None,
-        "Number of classes of a timm or torchvision network with your own classifier; 0: a timm network without one.",
-        min=0,
-    ),
+    int | None, option(None, "Classes of your own timm or torchvision network; 0: timm's without a classifier.", min=0)
 ]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
 Folder = Annotated[str, argument("FOLDER", "The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.")]
@@ -148,8 +143,7 @@ Images = Annotated[
         "Images: a folder of class folders, or one with [bold]train[/] and [bold]val[/] folders of them; without "
         "these, `facts compress` keeps half of the images for evaluation. Class folders are named after ImageNet's "
         "synsets or the network's classes, or are in their order. With other classes or none, all images calibrate, on "
-        "labels that the network draws, and the result is judged by its agreement with the original. A tenth of the "
-        "images may be broken: they are left out. Or a folder "
+        "labels that the network draws, and the result is judged by its agreement with the original. Or a folder "
         "with [bold]labels.csv[/], whose columns are `file` and `label`, the network's own index. Or a Hugging Face "
         "data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
