@@ -41,7 +41,7 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: the caller ends silently
             raise
         except KeyboardInterrupt:
-            print("interrupted: with `--cache FOLDER`, the same command continues where it was", file=sys.stderr)
+            print("interrupted: nothing is kept but what `--cache FOLDER` holds", file=sys.stderr)
             raise typer.Exit(130) from None
         except (ImportError, OSError, ValueError) as error:
             if ctx.params["traceback"]:
