@@ -100,7 +100,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
-            content = load_file(path)
+            content: object = load_file(path)
         else:
             with torch.serialization.safe_globals([(_Ignored, name) for name in OTHER_OBJECTS]):
                 content = torch.load(path, map_location="cpu", weights_only=True)
