@@ -80,6 +80,7 @@ def export(
     """
     from facts.cli.inputs import batch_of, data_of, input_shape, load_result
     from facts.modules.networks import reads_tokens
+    from facts.saving.export import import_openvino, refuse_without_onnx
     from facts.utils.files import writable_folder
 
     if out.is_dir():
@@ -89,6 +90,10 @@ def export(
     writable_folder(out.parent, keep=False)
     if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
+    if out.suffix == ".xml":
+        import_openvino(int8)
+    if out.suffix != ".pt2":
+        refuse_without_onnx()
     network = load_result(folder)[0].model
     if int8 and reads_tokens(network):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
