@@ -227,7 +227,3 @@ def tiny_vit(pretrained=False, **options):
     small = {"img_size": 32, "patch_size": 8, "depth": 2, "pretrained_cfg_overlay": {"input_size": (3, 32, 32)}}
     given = {name: value for name, value in options.items() if value is not None}  # timm passes on all that it takes
     return timm.create_model("test_vit", **small | given)
-
-
-def make_three_classes():
-    return tiny_vit(num_classes=3)

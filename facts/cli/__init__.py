@@ -41,14 +41,7 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: the caller ends silently
             raise
         except KeyboardInterrupt:
-            command, *words = ctx.obj
-            if command not in ("compress", "pareto", "recover"):
-                kept = "nothing is kept"
-            elif any(word.startswith("--cache") for word in words):
-                kept = "the cache keeps what was finished, and the same command continues"
-            else:
-                kept = "nothing is kept: with `--cache FOLDER`, the same command would continue"
-            print(f"interrupted: {kept}", file=sys.stderr)
+            print("interrupted: nothing is kept but what `--cache FOLDER` holds", file=sys.stderr)
             raise typer.Exit(130) from None
         except (ImportError, OSError, ValueError) as error:
             if ctx.params["traceback"]:

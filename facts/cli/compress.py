@@ -25,40 +25,28 @@ def compress(
     flops: options.Flops = None,
     params: options.Params = None,
     latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of a batch on this device.")] = None,
-    error: Annotated[
-        float | None,
-        option(BUDGET, "Instead: the smallest network with this mean error (KL divergence) of its outputs: 0.05."),
-    ] = None,
+    error: Annotated[float | None, option(BUDGET, "Instead: the mean error (KL divergence) of outputs: 0.05.")] = None,
     estimator: options.EstimatorName = None,
     search: options.SearchName = None,
     parts: options.PartsName = None,
     form: options.FormName = None,
     fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     recover: Annotated[
-        float | None,
-        option(METHOD, "Let the original teach the result for this long, without labels.", **options.MINUTES),
+        float | None, option(METHOD, "How long the original teaches the result, without labels.", **options.MINUTES)
     ] = None,
     convolutions: options.Convolutions = None,
-    elastic: Annotated[
-        bool, option(METHOD, "Save a folder from which `facts cut` cuts a network for any budget.", "--elastic")
-    ] = False,
-    evaluate: Annotated[
-        bool, typer.Option(help="Measure the original and the result on data that calibration did not use.")
-    ] = True,
+    elastic: Annotated[bool, option(METHOD, "Save a folder that `facts cut` cuts to any budget.", "--elastic")] = False,
+    evaluate: Annotated[bool, typer.Option(help="Measure both networks on data that did not calibrate.")] = True,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
     evaluation_text: options.EvaluationText = None,
     num_calibration: options.NumCalibration = None,
-    num_sensitivity: options.NumSensitivity = None,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     num_workers: options.NumWorkers = 2,
     device: options.Device = None,
     precision: options.Precision = "float32",
-    dtype: options.DType = None,
-    checkpoint_blocks: options.CheckpointBlocks = "auto",
-    layers_at_once: options.LayersAtOnce = None,
     cache: options.Cache = None,
 ) -> None:
     """Compress a network to a budget, measure it, and save it in a folder.
@@ -89,22 +77,20 @@ def compress(
 
     target_folder(out, keep=False)
     if elastic:
-        _refuse_one_network(search, recover, dtype)
-    limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
+        _refuse_one_network(search, recover)
     rounds = () if elastic else None
-    budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
+    budget = facts.Budget(flops=flops, params=params, latency_ms=latency_ms, error=error, rounds=rounds)
+    budget = budget.with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
-    blocks: Any = {"auto": "auto", "on": True, "off": False}[checkpoint_blocks]
-    memory = facts.MemoryPolicy(checkpoint_blocks=blocks, layers_at_once=layers_at_once)
-    execution = facts.Execution(getattr(torch, precision), memory, cache=kept)
+    execution = facts.Execution(getattr(torch, precision), cache=kept)
     layers: dict[bool | None, Any] = {None: None, True: "all", False: "linear"}
     network = build(model, weights, num_classes, device)
     of_original = stored_type(network)
-    stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else of_original
+    stored = torch.float32 if elastic else of_original
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
-    task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
-    calibration, sensitivity = batches_of(task, network, num_sensitivity)
+    task = task_of(network, data, evaluation_text, num_calibration, **reading)
+    calibration, sensitivity = batches_of(task, network)
     with stopwatch():
         prepared = facts.prepare(
             network,
@@ -150,16 +136,14 @@ def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "t
 
 
 def warn_if_nothing_gained(result: "facts.CompressionResult") -> None:
-    """Say last, as a warning, that a recovery brought nothing."""
     course = result.summary.recovery
     if course and course.gained_nothing:
         log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
 
 
-def _refuse_one_network(search: str | None, *others: Any) -> None:
-    """Refuse options that make one network, not a folder for every budget."""
-    if any(others):
-        raise ValueError("--elastic serves every budget: leave out --recover and --dtype, or use them on cuts")
+def _refuse_one_network(search: str | None, recover: float | None) -> None:
+    if recover:
+        raise ValueError("--elastic serves every budget: leave out --recover, or use `facts recover` on cuts")
     if search not in (None, "cors", "cors_fisher"):
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
 
@@ -168,12 +152,8 @@ def pareto(
     model: options.Model,
     data: options.Images,
     out: Annotated[Path, options.place(None, "Where the table and the plot go.", "FOLDER")],
-    estimators: Annotated[
-        str | None, options.several(ESTIMATORS, "`facts compress --help` explains them. Default: facts.")
-    ] = None,
-    searches: Annotated[
-        str | None, options.several(SEARCHES, "They choose the ranks. Default: as for `facts compress`.")
-    ] = None,
+    estimators: Annotated[str | None, options.several(ESTIMATORS, "Default: facts.")] = None,
+    searches: Annotated[str | None, options.several(SEARCHES, "Default: that of `facts compress`.")] = None,
     ratios: Annotated[str, option(None, "Remaining fractions of the cost.", metavar="RATIO,RATIO")] = "0.3,0.5,0.7",
     cost: Annotated[Literal["flops", "params", "latency"], option(None, "What the ratios bound.")] = "flops",
     parts: options.PartsName = None,
@@ -215,7 +195,7 @@ def pareto(
     task = task_of(network, data, evaluation_text, num_calibration, **reading)
     if reason := nothing_to_evaluate(task):
         raise ValueError(f"there is nothing to compare by: {reason}")
-    calibration, sensitivity = batches_of(task, network, None)
+    calibration, sensitivity = batches_of(task, network)
     parts = parts or default_parts(calibration, facts.Budget.of(cost=cost), cost, estimators, searches)
     prepared = facts.prepare(network, calibration, parts=parts, execution=facts.Execution(cache=cache))
     points = facts.pareto(
@@ -254,7 +234,6 @@ def cut(
     flops: options.Flops = None,
     params: options.Params = None,
     latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of one input here.")] = None,
-    architecture: options.Architecture = None,
 ) -> None:
     """Cut a folder that `facts compress --elastic` wrote to a budget, without data.
 
@@ -272,9 +251,7 @@ def cut(
         raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
     if all(each is None for each in (ratio, flops, params, latency_ms)):
         ratio = DEFAULT_RATIO
-    result = facts.load_compressed(
-        folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms, architecture=architecture
-    )
+    result = facts.load_compressed(folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms)
     facts.save_compressed(result, out)
     print(f"{result}\n\nsaved to {out}")
 
@@ -284,9 +261,7 @@ def recover(
     data: options.Images,
     minutes: Annotated[float, typer.Option(help="How long to train.", **options.MINUTES)],
     out: options.Out,
-    weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The original's weights; default: the published ones.")
-    ] = None,
+    weights: Annotated[str | None, option(None, "The original's; default: the published ones.", metavar="FILE")] = None,
     num_calibration: options.NumCalibration = None,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
@@ -326,7 +301,6 @@ def push(
     folder: options.Folder,
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Created if necessary.")],
     private: Annotated[bool, typer.Option("--private", help="Create a repository that only you can see.")] = False,
-    architecture: options.Architecture = None,
 ) -> None:
     """Upload a compressed network to Hugging Face, with a model card, after `hf auth login`.
 
@@ -343,6 +317,6 @@ def push(
 
     if (Path(folder) / ELASTIC).exists():
         raise ValueError(f"{folder} serves every budget: push a cut of it, or all of it with `hf upload`")
-    result = facts.load_compressed(folder, architecture=architecture)
+    result = facts.load_compressed(folder)
     metrics = Manifest.read(Path(folder)).metrics
     print(f"pushed to {facts.push_to_hub(result, repository, metrics=metrics, private=private)}")

@@ -1,11 +1,8 @@
 """`facts evaluate`, `export` and `benchmark`: how good a network is, and how fast in each runtime."""
 
 import json
-from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,19 +10,13 @@ import facts
 from facts.cli import options
 from facts.cli.options import DATA, option
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 
 def evaluate(
     model: options.Model,
     data: options.Images,
-    unseen: Annotated[
-        bool, option(DATA, "Measure only the images that `facts compress` did not calibrate on.", "--unseen")
-    ] = False,
+    unseen: Annotated[bool, option(DATA, "Only images that did not calibrate the network.", "--unseen")] = False,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
-    architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     num_workers: options.NumWorkers = 2,
@@ -55,7 +46,7 @@ def evaluate(
     from facts.cli.inputs import data_of, input_shape, is_saved, load, measured, original_of
     from facts.modules.networks import is_encoder
 
-    network = load(model, weights, num_classes, device, architecture)
+    network = load(model, weights, num_classes, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
@@ -72,36 +63,24 @@ def evaluate(
 
 def export(
     folder: options.Folder,
-    out: Annotated[
-        Path, options.place(None, "The file to write: .onnx for ONNX, .xml for OpenVINO, .pt2 for PyTorch.", "FILE")
-    ],
+    out: Annotated[Path, options.place(None, "The file: .onnx, .xml for OpenVINO, .pt2 for PyTorch.", "FILE")],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
-    data: Annotated[
-        str | None,
-        option(DATA, "For --int8: images, as for `facts compress`; 300 of them calibrate.", metavar="FOLDER"),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 1,
-    architecture: options.Architecture = None,
+    data: Annotated[str | None, option(DATA, "For --int8: images to calibrate it.", metavar="FOLDER")] = None,
     sequence_length: options.SequenceLength = None,
 ) -> None:
-    """Write a compressed network as ONNX or for OpenVINO, timed against the original on this CPU, or for PyTorch (pt2).
+    """Write a compressed network as ONNX, for OpenVINO, or for PyTorch (pt2).
 
     [bold]Examples[/]
 
         facts export deit_half --out deit_half.onnx
         facts export deit_half --out deit_half.xml --int8 --data photos
         facts export deit_half --out deit_half.pt2
-        OMP_NUM_THREADS=4 facts export deit_half --batch-size 16 --out deit_half.onnx
 
-    The file takes any batch size; `torch.export.load` reads a pt2, which is not timed. Otherwise the original is
-    exported too, with random weights, which do not affect times, but not kept; for int8, so is the compressed network
-    in float32. All take turns.
+    The file takes any batch size. `facts benchmark` says how fast it is.
     """
     from facts.cli.inputs import batch_of, data_of, input_shape, load_result
     from facts.modules.networks import reads_tokens
     from facts.saving.export import import_openvino, refuse_without_onnx
-    from facts.saving.load import built_by
-    from facts.saving.recipes import build_recipe
     from facts.utils.files import writable_folder
 
     if out.is_dir():
@@ -115,63 +94,28 @@ def export(
         import_openvino(int8)
     if out.suffix != ".pt2":
         refuse_without_onnx()
-    compressed = load_result(folder, architecture)[0].model
-    if int8 and reads_tokens(compressed):
+    network = load_result(folder)[0].model
+    if int8 and reads_tokens(network):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
-    calibration = data_of(compressed, data or "", num_workers=0).calibration(compressed) if int8 else None
-    batch = batch_of(compressed, input_shape(compressed, sequence_length), batch_size)
+    calibration = data_of(network, data or "", num_workers=0).calibration(network) if int8 else None
+    example = batch_of(network, input_shape(network, sequence_length), 1)
     if out.suffix == ".pt2":
-        facts.export_program(compressed, batch, out)
-        print(f"saved to {out}")
+        facts.export_program(network, example, out)
     else:
-        original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
-        _export_timed(original, compressed, batch, out, calibration)
-
-
-def _export_timed(
-    original: "nn.Module", compressed: "nn.Module", batch: "Tensor", out: Path, calibration: Iterable[Any] | None
-) -> None:
-    """Write a network for its runtime, in int8 with calibration data, and print its time beside the original's."""
-    import torch
-    from tabulate import tabulate
-
-    from facts.cost.timing import DEFAULT_TIMING
-    from facts.saving.export import onnx_call, openvino_call
-    from facts.utils.progress import with_progress
-
-    runtime, write, load = (
-        ("OpenVINO", facts.export_openvino, openvino_call)
-        if out.suffix == ".xml"
-        else ("ONNX Runtime", facts.export_onnx, onnx_call)
-    )
-    steps: list[tuple[str, Any, Any]] = [("original", original, None), ("compressed", compressed, None)]
-    steps += [("in int8", compressed, calibration)] if calibration is not None else []
-    with TemporaryDirectory() as temporary:
-        files = {name: Path(temporary, f"{name}{out.suffix}") for name, *_ in steps[:-1]} | {steps[-1][0]: out}
-        for name, network, images in with_progress(steps, "export"):
-            error = write(network, batch, files[name], int8=images)
-        times = DEFAULT_TIMING.times({name: partial(load(file), batch) for name, file in files.items()})
-    before = times["original"]
-    rows = [(name, f"{1000 * each.median:.4g} ms", f"{each.ratio(before):.1%}") for name, each in times.items()]
-    headers = f"{runtime}, batch of {len(batch)}", "latency", "remaining"
-    print(tabulate(rows, headers=headers, colalign=("left", "right", "right")))
-    if calibration is not None:
-        print(f"\nrelative squared error of the outputs in int8: {error:.2g}")
-    print(f"\non {torch.get_num_threads()} threads; saved to {out}")
+        write = facts.export_openvino if out.suffix == ".xml" else facts.export_onnx
+        error = write(network, example, out, int8=calibration)
+        if int8:
+            print(f"relative squared error of the outputs in int8: {error:.2g}")
+    print(f"saved to {out}")
 
 
 def benchmark(
-    models: Annotated[
-        list[str], options.argument("MODEL...", "Networks or compressed folders; the first is the baseline.")
-    ],
+    models: Annotated[list[str], options.argument("MODEL...", "Networks or folders; the first is the baseline.")],
     runtime: Annotated[
         list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')
     ] = None,
-    data: Annotated[
-        str | None, option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER")
-    ] = None,
+    data: Annotated[str | None, option(DATA, "Images to calibrate int8.", metavar="FOLDER")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
-    architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
     device: options.Device = None,
 ) -> None:
@@ -194,7 +138,7 @@ def benchmark(
     from facts.utils.distributed import device_name
 
     networks = {
-        name: load(name, None, None, device, architecture) if is_saved(name) else build(name, "random", None, device)
+        name: load(name, None, None, device) if is_saved(name) else build(name, "random", None, device)
         for name in models
     }
     first = networks[models[0]]

@@ -3,23 +3,21 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
-from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
+from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS, models
 from facts.cost.count import meta_input
 from facts.finetuning.recovery import HALVES
 from facts.models import CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel, TorchvisionModel
-from facts.models.builders import classifiers
 from facts.models.from_transformers import (
     PROCESSORS,
     TransformersModel,
@@ -28,21 +26,17 @@ from facts.models.from_transformers import (
     read_processors,
 )
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
-from facts.modules.networks import is_encoder, noise, reads_tokens, run, type_of
+from facts.modules.networks import is_encoder, noise, reads_tokens, type_of
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST, Metrics
 from facts.tasks.base import pass_over
 from facts.tasks.classification.base import are_right, data_config, evaluate_features, num_classes
 from facts.tasks.classification.images import ImageFolder
-from facts.tasks.language import Corpus, Split, losses_of_windows
+from facts.tasks.language import Corpus, Split, losses_of_windows, windows
 from facts.utils.hub import REPOSITORY
 from facts.utils.options import first_line
 
-NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
-    TIMM: (TimmModel, lambda tag: tag in timm.list_models() or timm.models.is_model_pretrained(tag), timm.list_models),
-    TORCHVISION: (TorchvisionModel, lambda tag: tag in classifiers(), classifiers),
-}
 log = logging.getLogger(__name__)
 
 CONFIGURATION = "config.json"
@@ -53,23 +47,19 @@ def is_saved(name: str) -> bool:
     return (Path(name) / MANIFEST).is_file()
 
 
-def load(
-    name: str, weights: str | None, num_classes: int | None, device: str | None, architecture: str | None
-) -> nn.Module:
-    """`build` a network, or load a folder that `facts compress` wrote, on a network that `architecture` makes."""
+def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
+    """`build` a network, or load a folder that `facts compress` wrote."""
     if not is_saved(name):
-        if architecture:
-            raise ValueError(f"--architecture is for a folder with a compressed network, and {name} is not one")
         return build(name, weights, num_classes, device)
-    network = load_result(name, architecture)[0].model.to(_device(device))
+    network = load_result(name)[0].model.to(_device(device))
     if num_classes is not None or (weights and not is_encoder(network)):
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
     return network
 
 
-def load_result(folder: Path | str, architecture: str | None = None) -> tuple[CompressionResult, torch.dtype]:
+def load_result(folder: Path | str) -> tuple[CompressionResult, torch.dtype]:
     """Load a folder that `facts compress` wrote, to compute in float32, and the type of its weights."""
-    result = load_compressed(folder, architecture=architecture)
+    result = load_compressed(folder)
     dtype = type_of(result.model)
     result.model.float()
     method = replace(result.summary.method, seconds={})  # those are another command's
@@ -122,19 +112,10 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
 
 
 def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple[int, ...]:
-    """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`. Raises `ValueError` if it cannot be read."""
+    """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`."""
     if reads_tokens(network):
         return 1, sequence_length or Corpus.sequence_length
-    shape = data_config(network)["input_size"]
-    try:
-        with torch.no_grad():
-            run(network, batch_of(network, shape, 1))
-    except Exception as error:  # networks may raise anything
-        raise ValueError(
-            f"{type(network).__name__} cannot read images of shape {list(shape)} ({first_line(error)}): have the "
-            'function that builds it set pretrained_cfg = {"input_size": (C, H, W)}'
-        ) from error
-    return shape
+    return data_config(network)["input_size"]
 
 
 def batch_of(network: nn.Module, shape: tuple[int, ...], size: int) -> Tensor:
@@ -147,40 +128,39 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         raise ValueError(f"{name} is compressed already: name the network it was made from, and a smaller budget")
     chosen = weights or "pretrained"
     arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
-    for prefix, (recipe, is_known, names) in NAMED.items():
-        if name.startswith(prefix):
-            tag = name.removeprefix(prefix)
-            if not is_known(tag):
-                begun = tag.partition(".")[0]
-                near = [each for each in names() if each.startswith(begun or "?")] or get_close_matches(begun, names())
-                meant = (
-                    f"is it {' or '.join(prefix + each for each in near[:3])}?"
-                    if near
-                    else "`facts list models` lists them"
-                )
-                raise ValueError(f"there is no network {name!r}: {meant}")
-            if num_classes == 0 and recipe is not TimmModel:
-                raise ValueError(f"--num-classes 0, no classifier, is for networks of timm, not for {name}")
-            return recipe(tag=tag, weights=chosen, arguments=arguments)
+    known, (base, _, variant), tag = models(), name.partition("."), name.partition("/")[2]
+    if base in known and (not variant or variant in known[base]):
+        if name.startswith(TIMM):
+            return TimmModel(tag=tag, weights=chosen, arguments=arguments)
+        if num_classes == 0:
+            raise ValueError(f"--num-classes 0, no classifier, is for networks of timm, not for {name}")
+        return TorchvisionModel(tag=tag, weights=chosen, arguments=arguments)
+    folder = Path(name).expanduser()
+    if not name.startswith(TRANSFORMERS) and not (folder / CONFIGURATION).is_file():
+        raise ValueError(f"there is no network {name!r}: {_instead_of(name, [*known])}")
     if num_classes is not None:
         raise ValueError(f"--num-classes is for networks of timm and torchvision, not for {name}")
     if name.startswith(TRANSFORMERS):
-        tag = name.removeprefix(TRANSFORMERS)
         return _of_transformers(published_configuration(tag), name, tag=tag, weights=chosen)
-    folder = Path(name).expanduser()
-    if (folder / CONFIGURATION).is_file():
-        own = next((folder / file for file in PUBLISHED if (folder / file).is_file()), folder / PUBLISHED[0])
-        try:
-            configuration = json.loads((folder / CONFIGURATION).read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
-        return _of_transformers(configuration, name, configuration=configuration, weights=weights or str(own))
-    known = [f"{prefix}{name}" for prefix, (_, is_known, _) in NAMED.items() if is_known(name)]
-    if known or REPOSITORY.fullmatch(name):
-        raise ValueError(f"there is no network {name!r}: is it {' or '.join(known or [TRANSFORMERS + name])}?")
-    raise ValueError(
-        f"there is no network {name!r}: name one as {TIMM}NAME, {TORCHVISION}NAME or {TRANSFORMERS}OWNER/NAME, or "
-        f"give a folder with the {CONFIGURATION} of transformers; `facts evaluate` also takes one of `facts compress`"
+    own = next((folder / file for file in PUBLISHED if (folder / file).is_file()), folder / PUBLISHED[0])
+    try:
+        configuration = json.loads((folder / CONFIGURATION).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
+    return _of_transformers(configuration, name, configuration=configuration, weights=weights or str(own))
+
+
+def _instead_of(name: str, known: list[str]) -> str:
+    """Say which names are like an unknown one, or what names there are."""
+    base = name.partition(".")[0]
+    near = [each for each in known if each.endswith(f"/{base}")] or [each for each in known if each.startswith(base)]
+    if REPOSITORY.fullmatch(name) and not name.startswith((TIMM, TORCHVISION)):
+        near = [TRANSFORMERS + name]
+    if near := near or get_close_matches(base, known):
+        return f"is it {' or '.join(near[:3])}?"
+    return (
+        f"name one as {TIMM}NAME or {TORCHVISION}NAME (`facts list models`) or {TRANSFORMERS}OWNER/NAME, or give a "
+        f"folder with the {CONFIGURATION} of transformers"
     )
 
 
@@ -202,10 +182,7 @@ def _kind(configuration: dict, name: str) -> type[TransformersModel]:
     for recipe in (CausalLM, ImageClassifier):
         if kind in recipe.classes():
             return recipe
-    raise ValueError(
-        f"{name} is a transformers {kind!r}, neither a language model (AutoModelForCausalLM) nor an image "
-        "classifier (AutoModelForImageClassification) or encoder (AutoModel of images alone)"
-    )
+    raise ValueError(f"{name}, a transformers {kind!r}, is no language model, image classifier or image encoder")
 
 
 def _device(name: str | None) -> torch.device:
@@ -241,13 +218,9 @@ def data_of(
         options["sequence_length"] = sequence_length
     texts = Corpus(training_text=data, evaluation_text=evaluation_text or data, **options)
     texts.inspect()
-    splits: dict[str, Split] = {texts.training_text: "training", texts.evaluation_text: "evaluation"}
-    for source, split in splits.items():
-        if (num_tokens := len(texts.tokens(split, model))) < texts.sequence_length:
-            raise ValueError(
-                f"{source} has {num_tokens:,} tokens, not one window of {texts.sequence_length:,}: give a longer text, "
-                "or a smaller --sequence-length"
-            )
+    splits: tuple[Split, ...] = ("training", "evaluation")
+    for split in splits:
+        windows(texts.tokens(split, model), texts.sequence_length)
     return texts
 
 
@@ -256,32 +229,23 @@ def task_of(
     data: str,
     evaluation_text: str | None,
     num_calibration: int | None,
-    num_sensitivity: int | None = None,
     **options: Any,
 ) -> Data:
     """Calibration data: this many images or windows of text; without a number, all of them, up to a bound."""
-    options |= {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity}
-    task = data_of(model, data, evaluation_text, **options)
+    task = data_of(model, data, evaluation_text, num_calibration=num_calibration, **options)
     if isinstance(task, ImageFolder):
         if len({*task.training_images.labels.tolist()}) == 1 and task.labels(model) and not is_encoder(model):
             log.warning("all images are of one class: the others may be lost, so give images of every class")
         return task
     available = len(task.tokens("training", model)) // task.sequence_length
-    num_sensitivity = num_sensitivity or max(1, min(task.num_sensitivity, num_calibration or available // 2))
+    num_sensitivity = max(1, min(task.num_sensitivity, num_calibration or available // 2))
     num_calibration = num_calibration or max(1, min(task.num_calibration, available - num_sensitivity))
-    if available < num_sensitivity + num_calibration:
-        raise ValueError(
-            f"{data} has {available:,} windows of {task.sequence_length:,} tokens, fewer than {num_calibration:,} to "
-            f"calibrate on and {num_sensitivity} more for searches: give a longer text, or a smaller --num-calibration "
-            "or --sequence-length"
-        )
     return replace(task, num_sensitivity=num_sensitivity, num_calibration=num_calibration)
 
 
-def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None) -> tuple[Any, Any]:
-    """Batches to calibrate on, and for searches (None: the same images; texts always have their own windows)."""
-    sensitivity = task.sensitivity(model) if num_sensitivity is not None or isinstance(task, Corpus) else None
-    return task.calibration(model), sensitivity
+def batches_of(task: Data, model: nn.Module) -> tuple[Any, Any]:
+    """Batches to calibrate on, and for searches: windows of their own in texts, None for the same images."""
+    return task.calibration(model), task.sensitivity(model) if isinstance(task, Corpus) else None
 
 
 def nothing_to_evaluate(task: Data) -> str | None:

@@ -65,17 +65,10 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
 
 def numbers_of(values: str) -> list[float]:
     """Split a comma-separated list into its numbers. Anything else is a usage error."""
-    return [fraction_of(value) for value in values.split(",")]
-
-
-def fraction_of(value: str) -> float:
-    """Read a fraction. Anything else, such as a percentage, is a usage error that says what to write."""
     try:
-        return float(value)
+        return [float(value) for value in values.split(",")]
     except ValueError as error:
-        share = value.strip().removesuffix("%").strip()
-        instead = f"{float(share) / 100:g} for {value}" if share.replace(".", "", 1).isdecimal() else "such as 0.5"
-        raise typer.BadParameter(f"{error}: write a fraction, {instead}") from error
+        raise typer.BadParameter(f"{error}: write fractions, such as 0.3,0.5") from error
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -92,17 +85,14 @@ def at_home(value: Any) -> Any:
 
 
 def argument(metavar: str, help: str, **settings: Any) -> Any:
-    """An argument that names networks, files or folders."""
     return typer.Argument(metavar=metavar, help=help, callback=at_home, **settings)
 
 
 def option(panel: str | None, help: str, *names: str, **settings: Any) -> Any:
-    """An option in a panel of the help."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
 
 
 def place(panel: str | None, help: str, metavar: str) -> Any:
-    """An option for a file or folder."""
     return option(panel, help, metavar=metavar, callback=at_home)
 
 
@@ -118,7 +108,7 @@ def several(choices: Mapping[str, str], explanation: str) -> Any:
     return option(None, text, metavar="NAME,NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
 
 
-METHOD, DATA, MACHINE, MEMORY = "Method", "Data", "Machine", "Memory"  # panels of the help
+METHOD, DATA, MACHINE = "Method", "Data", "Machine"  # panels of the help
 BUDGET = "Budget: half of the compressed parts' FLOPs by default; several budgets must all hold"
 
 Model = Annotated[
@@ -131,8 +121,7 @@ Model = Annotated[
     ),
 ]
 Ratio = Annotated[
-    float | None,
-    option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.", metavar="FRACTION", parser=fraction_of),
+    float | None, option(BUDGET, "The fraction of the compressed parts' FLOPs that remains: 0.5.", metavar="FRACTION")
 ]
 Flops = Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")]
 Params = Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")]
@@ -141,16 +130,7 @@ Weights = Annotated[
     option(None, "A checkpoint, or a folder of them; default: the published one.", metavar="FILE|FOLDER|random"),
 ]
 NumClasses = Annotated[
-    int | None,
-    option(
-        None,
-        "Number of classes of a timm or torchvision network with your own classifier; 0: a timm network without one.",
-        min=0,
-    ),
-]
-Architecture = Annotated[
-    str | None,
-    option(None, "Function that builds the dense network of your own class.", metavar="PACKAGE.MODULE:FUNCTION"),
+    int | None, option(None, "Classes of your own timm or torchvision network; 0: timm's without a classifier.", min=0)
 ]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
 Folder = Annotated[str, argument("FOLDER", "The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.")]
@@ -163,8 +143,7 @@ Images = Annotated[
         "Images: a folder of class folders, or one with [bold]train[/] and [bold]val[/] folders of them; without "
         "these, `facts compress` keeps half of the images for evaluation. Class folders are named after ImageNet's "
         "synsets or the network's classes, or are in their order. With other classes or none, all images calibrate, on "
-        "labels that the network draws, and the result is judged by its agreement with the original. A tenth of the "
-        "images may be broken: they are left out. Or a folder "
+        "labels that the network draws, and the result is judged by its agreement with the original. Or a folder "
         "with [bold]labels.csv[/], whose columns are `file` and `label`, the network's own index. Or a Hugging Face "
         "data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
@@ -178,9 +157,6 @@ EvaluationText = Annotated[
 NumCalibration = Annotated[
     int | None, option(DATA, "Images or windows to calibrate on; default: up to 512 or 256.", min=1)
 ]
-NumSensitivity = Annotated[
-    int | None, option(DATA, "Images or windows on which a search compares outputs; default: up to 512 or 16.", min=1)
-]
 SequenceLength = Annotated[int | None, option(DATA, "Tokens in a window of text; default: 2048.", min=2)]
 BatchSize = Annotated[int | None, option(DATA, "Default: 64 images or 1 window of text.", min=1)]
 Seed = Annotated[int, option(DATA, "Seed for choosing calibration data.", min=0, max=2**32 - 1)]
@@ -190,19 +166,8 @@ Device = Annotated[str | None, option(MACHINE, "cpu, cuda, cuda:1, ...; default:
 Precision = Annotated[
     Literal["float32", "bfloat16"], option(MACHINE, "Precision of networks; all that decides ranks is float64.")
 ]
-DType = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None,
-    option(MACHINE, "Type of the weights in the file; default: that of the checkpoint."),
-]
 Cache = Annotated[
     Path | None, place(MACHINE, "Folder for gigabytes of intermediate results, which speed up the next run.", "FOLDER")
-]
-CheckpointBlocks = Annotated[
-    Literal["auto", "on", "off"],
-    option(MEMORY, "Compute activations in blocks twice: half the memory, a fifth more time. Auto: on a CPU."),
-]
-LayersAtOnce = Annotated[
-    int | None, option(MEMORY, "Layers with moments in memory at a time, one data pass each time. Default: all.", min=1)
 ]
 
 Convolutions = Annotated[

@@ -86,19 +86,11 @@ class Finetuning(Steps):
 
     def __post_init__(self):
         if (self.schedule == "steps") != bool(self.decay_epochs):
-            raise ValueError(
-                f"decay_epochs {list(self.decay_epochs)} do not fit schedule={self.schedule}: give them with "
-                "schedule=steps, and with no other schedule"
-            )
+            raise ValueError(f"decay_epochs do not fit schedule={self.schedule}: give them with schedule=steps alone")
 
     @property
     def autocast_type(self) -> torch.dtype:
         return getattr(torch, self.precision)
-
-    @property
-    def loss_name(self) -> str:
-        """Name of the loss, which includes the distance of blocks by its weight."""
-        return "distillation loss" if self.alpha == 1 else "loss on labels and distillation"
 
     def scheduler(
         self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False
@@ -164,10 +156,7 @@ def outputs_of(model: nn.Module, names: Sequence[str]) -> Iterator[list[Tensor]]
         outputs.append(next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)))
 
     if missing := [name for name in names if name not in modules]:
-        raise ValueError(
-            f"the original has no {missing[0]}, whose output should be matched: give the network that was compressed, "
-            "or block_weight=0"
-        )
+        raise ValueError(f"the original has no {missing[0]}: give the network that was compressed, or block_weight=0")
     with hooked([(modules[name], note) for name in names]):
         yield outputs
 

@@ -189,7 +189,7 @@ class _Training:
             chosen = [number for number in in_step if number in numbers]
             loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
             self.timed_from = self.timed_from or (self.state.steps, self._seconds())
-            show(self.state.steps, self.state.total_steps, f"{self.recipe.loss_name} {loss:.4g}")
+            show(self.state.steps, self.state.total_steps, f"loss {loss:.4g}")
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
                 self._validate()
@@ -200,13 +200,9 @@ class _Training:
                 self._save()
             if last:
                 error = {"error": self.state.errors[-1]} if self.validate else {}
-                report("finetuning", epoch=epoch + 1, loss=self._mean_loss(epoch), **error)
+                total, samples = self.state.totals[epoch].tolist()
+                report("finetuning", epoch=epoch + 1, loss=total / samples, **error)
                 return
-
-    def _mean_loss(self, epoch: int) -> float:
-        """Mean loss of the epoch so far."""
-        loss, samples = self.state.totals[epoch].tolist()
-        return loss / samples
 
     def _plan(self) -> None:
         """Set the total number of steps to what the remaining time allows, given the time per step so far."""
@@ -304,8 +300,12 @@ class State:
         self.optimizer = create_optimizer_v2(
             student, "adamw", lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
-        if recipe.backbone_scale != 1:
-            self._slow_down(student.backbone, recipe.backbone_scale)
+        if recipe.backbone_scale != 1:  # in groups whose rate timm's schedules multiply by `lr_scale`
+            slow = set(student.backbone.parameters())
+            for group in list(self.optimizer.param_groups):
+                own = [parameter for parameter in group["params"] if parameter in slow]
+                group["params"] = [parameter for parameter in group["params"] if parameter not in slow]
+                self.optimizer.add_param_group({**group, "params": own, "lr_scale": recipe.backbone_scale})
         device = next(student.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
         self.steps, self.total_steps = 0, total_steps
@@ -313,14 +313,6 @@ class State:
         self.seconds = self.seconds_to_validate = self.seconds_to_save = 0.0
         self.errors: list[float] = []
         self.best: dict[str, Tensor] = {}
-
-    def _slow_down(self, part: nn.Module, scale: float) -> None:
-        """Put the part's parameters into groups whose rate timm's schedules multiply by `lr_scale`."""
-        own = set(part.parameters())
-        for group in list(self.optimizer.param_groups):
-            slow = [parameter for parameter in group["params"] if parameter in own]
-            group["params"] = [parameter for parameter in group["params"] if parameter not in own]
-            self.optimizer.add_param_group({**group, "params": slow, "lr_scale": scale})
 
     def note_error(self, error: float) -> None:
         """Record an error, and keep the weights if it is the smallest so far."""
@@ -380,7 +372,9 @@ def plain_factors(model: nn.Module) -> Iterator[None]:
     """
     pivoted = {name: module for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
     for name, layer in pivoted.items():
-        replace_submodule(model, name, _balanced(layer))
+        u, s, vh = product_singular_values(*(factor.detach().double() for factor in layer.factors()))
+        left, right = u * s.sqrt(), s.sqrt()[:, None] * vh  # with equal singular values
+        replace_submodule(model, name, LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias))
     yield
     for name, layer in pivoted.items():
         factors = model.get_submodule(name)
@@ -389,10 +383,3 @@ def plain_factors(model: nn.Module) -> Iterator[None]:
         arithmetic = arithmetic_of(factors.left, precision)
         pivots = pivoted_layer(factors.left, factors.right, factors.bias, arithmetic=arithmetic)
         replace_submodule(model, name, pivots)
-
-
-@torch.no_grad()
-def _balanced(layer: PivotedLinear) -> LowRankLinear:
-    """The same weight as two factors with equal singular values."""
-    u, s, vh = product_singular_values(*(factor.double() for factor in layer.factors()))
-    return LowRankLinear((u * s.sqrt()).to(layer.basis), (s.sqrt()[:, None] * vh).to(layer.basis), layer.bias)

@@ -119,9 +119,7 @@ class TimmModel(Recipe):
     def repository(self) -> str:
         published = timm.get_pretrained_cfg(self.tag) if timm.models.is_model_pretrained(self.tag) else None
         if published is None or published.hf_hub_id is None:
-            raise ValueError(
-                f"timm has no weights for {self.tag!r} (timm.list_pretrained()): set weights to a file or `random`"
-            )
+            raise ValueError(f"timm has no weights for {self.tag!r}: set weights to a file or `random`")
         return published.hf_hub_id
 
     def architecture(self) -> nn.Module:
@@ -252,10 +250,7 @@ def differing_options(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
 
 def _options_of(model: nn.Module) -> dict[str, Any]:
     """Common options as timm's networks record them; None for an option that a network does not record."""
-    parameters, name = dict(model.named_parameters()), str(model.pretrained_cfg.get("first_conv"))
-    model = getattr(model, "model", model)  # of features only; others of that kind have flat names
-    names = name, f"model.{name}", name.replace(".", "_")
-    first = next((parameters[f"{each}.weight"] for each in names if f"{each}.weight" in parameters), None)
+    first = dict(model.named_parameters()).get(f"{model.pretrained_cfg.get('first_conv')}.weight")
     embedding = getattr(model, "patch_embed", getattr(model, "stem", None))
     image = getattr(embedding, "img_size", None)
     pool = getattr(model, "global_pool", None)

@@ -89,7 +89,11 @@ class TransformersModel(Recipe):
         for settings in (self.configuration, self.arguments):
             settings = {name: value for name, value in settings.items() if name not in LABELS}
             refuse_references(settings, "configuration")
-            _refuse_code(settings)
+            for path, value in nested(settings):  # however deep
+                name = path.rpartition(".")[2]
+                foreign = (name in CODE and value is not None) or name.startswith("__")
+                if foreign or ("_implementation" in name and value not in IMPLEMENTATIONS):
+                    raise ValueError(f"the recipe's configuration sets {name} to {value!r}, which is more than data")
 
     def transformers_config(self) -> Any:
         """Make transformers' configuration. Raises `ValueError` for unknown settings, `OSError` if it is missing."""
@@ -202,15 +206,6 @@ def published_configuration(tag: str) -> dict[str, Any]:
     except OSError as error:
         message = f"the configuration of {tag} could not be fetched ({error}); give it as `configuration`"
         raise FileNotFoundError(message) from error
-
-
-def _refuse_code(settings: dict[str, Any]) -> None:
-    """Raises `ValueError` for fields of a configuration, however deep, that load code or other weights."""
-    for path, value in nested(settings):
-        name = path.rpartition(".")[2]
-        foreign = (name in CODE and value is not None) or name.startswith("__")
-        if foreign or ("_implementation" in name and value not in IMPLEMENTATIONS):
-            raise ValueError(f"the recipe's configuration sets {name} to {value!r}, which is more than data")
 
 
 def write_processors(model: nn.Module, folder: Path) -> None:

@@ -237,7 +237,6 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
 
 
 def configurations(toolbox: str) -> Path:
-    """Folder of the library's configurations."""
     return Path(importlib.import_module(toolbox).__path__[0], ".mim", "configs")
 
 
@@ -267,7 +266,10 @@ def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
             if not name.startswith((*own, *(f"{name}." for name in low_rank)))
         }
         if names is VIT:
-            _fit_embedding(tensors, backbone)
+            side = int((backbone.pos_embed.shape[1] - 1) ** 0.5)
+            positions = resample_abs_pos_embed(tensors["pos_embed"], [side, side], num_prefix_tokens=1).clone()
+            positions[:, 1:] += tensors.pop("patch_embed.projection.bias")  # mmsegmentation's projection has none
+            tensors["pos_embed"] = positions
         unexpected = backbone.load_state_dict(tensors, strict=False).unexpected_keys
     except (AttributeError, RuntimeError) as error:
         message = f"the backbone {type(backbone).__name__} does not have its classifier's shapes: {error}"
@@ -283,7 +285,6 @@ def _in_openmmlab(name: str, names: Names) -> str:
 
 
 def _rearranged(name: str, tensor: Tensor) -> Tensor:
-    """Reorder the inputs of a downsampling layer."""
     if "downsample" not in name:
         return tensor
     # timm orders the four pixels by column, row, channel; mmdet by channel, row, column.
@@ -297,14 +298,6 @@ def _with_own_inputs(name: str, layer: LowRankLayer) -> LowRankLayer:
     left, right = layer.factors()
     make = pivoted_layer if isinstance(layer, PivotedLinear) else LowRankLinear
     return make(left, _rearranged(name, right), layer.bias)
-
-
-def _fit_embedding(tensors: dict[str, Tensor], backbone: nn.Module) -> None:
-    """Resample the positions, and add the patches' bias to them, since mmsegmentation's projection has none."""
-    side = int((backbone.pos_embed.shape[1] - 1) ** 0.5)
-    positions = resample_abs_pos_embed(tensors["pos_embed"], [side, side], num_prefix_tokens=1).clone()
-    positions[:, 1:] += tensors.pop("patch_embed.projection.bias")
-    tensors["pos_embed"] = positions
 
 
 def untrained(recipe: OpenMMLabModel, classifier: nn.Module, seed: int = 0) -> FeatureNetwork:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -45,23 +46,17 @@ def fetched(repository: str) -> Path | None:
 def fetch(repository: str) -> Path:
     """Fetch the published weights of a repository. Raises `FileNotFoundError` if they cannot be fetched."""
     try:
-        return _download(repository)
+        with suppress(RemoteEntryNotFoundError):
+            return Path(hf_hub_download(repository, PUBLISHED[0], local_files_only=offline()))
+        index = Path(hf_hub_download(repository, PUBLISHED[1]))  # of weights in several files
+        for file in weight_files(index):
+            hf_hub_download(repository, file.name)
+        return index
     except OSError as error:
         raise FileNotFoundError(
             f"the weights of {repository} could not be fetched ({first_line(error)}). Connect to huggingface.co once, "
             "or set weights to a checkpoint file or a folder with them."
         ) from error
-
-
-def _download(repository: str) -> Path:
-    """Download the weights' file, or an index and all files that it lists."""
-    try:
-        return Path(hf_hub_download(repository, PUBLISHED[0], local_files_only=offline()))
-    except RemoteEntryNotFoundError:
-        index = Path(hf_hub_download(repository, PUBLISHED[1]))
-        for file in weight_files(index):
-            hf_hub_download(repository, file.name)
-        return index
 
 
 def find_checkpoint(weights: str) -> Path:
@@ -104,7 +99,11 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
+        if path.suffix == ".safetensors":
+            content: object = load_file(path)
+        else:
+            with torch.serialization.safe_globals([(_Ignored, name) for name in OTHER_OBJECTS]):
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(f"the checkpoint {path} cannot be read (not PyTorch tensors); fetch it again") from error
     except (SafetensorError, RuntimeError, EOFError) as error:
@@ -128,11 +127,6 @@ class _Ignored:
 
     def __setstate__(self, _: object) -> None:
         pass
-
-
-def _read_pickle(path: Path) -> object:
-    with torch.serialization.safe_globals([(_Ignored, name) for name in OTHER_OBJECTS]):
-        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -120,9 +120,7 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
     calibration = problem.calibration
     if budget.bounds_latency:
         if content.input_shape is None:
-            raise ValueError(
-                "latency is measured on one input tensor, whose shape is not known here: bound flops or params"
-            )
+            raise ValueError("latency needs one input tensor of a known shape: bound flops or params")
         calibration = replace(calibration, first_inputs=torch.zeros_like(calibration.example, device=problem.device))
     table = calibration.latency_table(NUM_TURNS)
     problem = replace(problem, bounds=budget.bounds(calibration, table), latency=table)

@@ -64,9 +64,7 @@ def export_onnx(
     refuse_without_onnx()
     model, example = on_cpu(compressed, example)
     if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
-        raise ValueError(
-            f"ONNX is written in float32, but the network is in {', '.join(other)}: export `model.float()`"
-        )
+        raise ValueError(f"ONNX is written in float32, and the network is in {', '.join(other)}: use `model.float()`")
     samples = [] if int8 is None else samples_of(int8, model, example)
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "opset_version": OPSET}
     options["custom_translation_table"] = {torch.ops.aten.sort.stable: _stable_sort}
@@ -278,20 +276,11 @@ def import_openvino(int8: bool = False) -> Any:
 
 
 def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Call:
-    """Load a file as a function of a batch on the CPU, with torch's number of threads.
-
-    Everything except the integers in the file is computed in `precision`; `openvino_formats` lists this CPU's choices.
-    """
+    """Load a file as a function of a batch on the CPU, with torch's threads; all but integers is in `precision`."""
     hint = "bf16" if precision == torch.bfloat16 else "f32"
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": hint}
     compiled = import_openvino().Core().compile_model(file, "CPU", settings)
     return lambda batch: torch.from_numpy(next(iter(compiled(batch.numpy()).values())).copy())
-
-
-def openvino_formats() -> list[str]:
-    """List the floating-point formats that OpenVINO computes in on this CPU."""
-    able = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return ["float32", "bfloat16"] if "BF16" in able else ["float32"]
 
 
 def quantize(file: str, inputs: str, out: str) -> None:
@@ -328,7 +317,8 @@ def runtimes_of(device: torch.device, *, int8: bool = False) -> list[str]:
     if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         found += ["ONNX Runtime, float32", *(["ONNX Runtime, int8"] if int8 else [])]
         if find_spec("openvino"):
-            found += [f"OpenVINO, {name}" for name in openvino_formats()]
+            able = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+            found += ["OpenVINO, float32", *(["OpenVINO, bfloat16"] if "BF16" in able else [])]
             found += ["OpenVINO, int8"] if int8 and find_spec("nncf") else []
     return found
 

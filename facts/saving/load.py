@@ -2,7 +2,6 @@
 
 import json
 import os
-import pkgutil
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,28 +45,22 @@ def load_compressed(
     flops: float | None = None,
     params: float | None = None,
     latency_ms: float | None = None,
-    architecture: str | None = None,
     revision: str | None = None,
     token: str | None = None,
 ) -> CompressionResult:
     """Load a folder that `save_compressed` wrote, on the CPU and in evaluation mode.
 
     `source` is a folder, or a repository `OWNER/NAME` on Hugging Face, with `revision` (branch, tag or commit) and
-    `token`. If it holds no recipe, give the dense network as `model`, whose tensors the result takes over, or as
-    `architecture` the function that builds it, `package.module:function`. A folder that `save_elastic` wrote is cut to
-    a budget: `ratio` of the compressed parts' FLOPs, or `flops`, `params` and `latency_ms` (of one sample, measured
-    here) of the whole network. Only data are read. Raises `FileNotFoundError` or `ValueError`, before a recipe's
-    weights are allocated, for missing files, misfits or code.
+    `token`. If it holds no recipe, give the dense network as `model`, whose tensors the result takes over. A folder
+    that `save_elastic` wrote is cut to a budget: `ratio` of the compressed parts' FLOPs, or `flops`, `params` and
+    `latency_ms` (of one sample, measured here) of the whole network. Only data are read. Raises `FileNotFoundError` or
+    `ValueError`, before a recipe's weights are allocated, for missing files, misfits or code.
     """
     budget = Budget(flops=flops, params=params, latency_ms=latency_ms)
-    if architecture and model is not None:
-        raise ValueError("model and architecture both define the dense network: give one of them")
     folder = _folder(source, revision, token)
     refuse_harmful_files(folder)
     manifest, weights = Manifest.read(folder), folder / WEIGHTS
     header = read_header(weights)
-    if architecture:
-        model = built_by(architecture)
     if model is None:
         recipe = read_recipe(manifest.recipe, folder / MANIFEST)
         with torch.device("meta"), BoundedTensors(DENSE_PER_SAVED * len(header)):
@@ -81,9 +74,7 @@ def load_compressed(
     refuse_large_buffers(sketch, weights.stat().st_size)
     tensors = load_file(weights)  # which are kept by the system if another save replaces the file from here on
     if sha256(weights) != manifest.fingerprint:
-        raise ValueError(
-            f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
-        )
+        raise ValueError(f"{weights} is not the file that {MANIFEST} describes (different SHA-256): fetch both again")
     refuse_wrong_values(sketch, tensors, weights)
     with torch.device("cpu"):  # not the default device
         model = emptied(build_recipe(recipe) if model is None else model, *planned)
@@ -122,17 +113,6 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     states = model.state_dict()  # also with all names of shared tensors, which the file holds once
     states.update(tensors)
     model.load_state_dict(states)
-
-
-def built_by(architecture: str) -> nn.Module:
-    """Build the network with a function named as `package.module:function`. Raises `ValueError`."""
-    try:
-        build = pkgutil.resolve_name(architecture)
-    except (ValueError, TypeError, ImportError, AttributeError) as error:
-        raise ValueError(f"there is no function {architecture!r} ({error}): give package.module:function") from error
-    if not isinstance(model := build(), nn.Module):
-        raise ValueError(f"{architecture} returns a {type(model).__name__} instead of the dense network")
-    return model
 
 
 def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:

@@ -10,7 +10,6 @@ import torch
 from pydantic import ValidationError
 from safetensors import safe_open
 from timm.layers import DropPath
-from timm.models import FeatureInfo
 from torch import nn
 
 from facts.models import OF_TRANSFORMERS, RECIPES, CausalLM, ImageTextModel, Recipe, TimmModel
@@ -24,7 +23,7 @@ from facts.saving.structure import layouts_of
 from facts.utils.hub import REPOSITORY
 from facts.utils.options import first_line
 
-REMEDY = "pass the dense network as model=, or a function that builds it as architecture="
+REMEDY = "pass the dense network as model="
 MOST_LAYERS = 10_000
 MOST_ENTRIES = 2**16  # such as class names
 # Integers allowed: text models have vocabularies and periods of rotations; timm counts nothing from the end.
@@ -64,11 +63,7 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     tag = getattr(model, "pretrained_cfg", {}).get("architecture")
     if tag is None:
         return None
-    features: Any = getattr(model, "feature_info", None)
-    arguments: dict[str, Any] = {name: getattr(model, name) for name in ("num_classes",) if hasattr(model, name)}
-    if isinstance(features, FeatureInfo):  # whose indices may count from the end
-        levels = [index % len(features.info) for index in features.out_indices]
-        arguments |= {"features_only": True, "out_indices": levels}
+    arguments: dict[str, Any] = {"num_classes": model.num_classes} if hasattr(model, "num_classes") else {}
     try:
         with torch.device("meta"):
             arguments |= differing_options(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))

@@ -3,7 +3,6 @@
 Networks are those of `facts.models.openmmlab`.
 """
 
-import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from facts.models.openmmlab import Features
+from facts.models.weights import sha256
 from facts.moments.losses import kl_divergence
 from facts.tasks.base import Evaluation, NumberedBatches, Task, chosen_indices_of, pass_over, settings_of
 from facts.utils.cache import content_key
@@ -109,7 +109,13 @@ class DensePrediction(Task):
         return f"{training:,} training and {validation:,} validation images at {self.root}"
 
     def content_key(self, model: nn.Module) -> str:
-        return content_key(self.files_key, settings_of(self), _preprocessing(model))
+        preprocessor, plain = model.heads.data_preprocessor, int | float | list | tuple
+        settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
+        return content_key(
+            self.files_key,
+            settings_of(self),
+            [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std],
+        )
 
     def calibration(self, model: nn.Module) -> NumberedBatches:
         return self._batches(model, self.training_images, self.chosen_indices()["calibration"])
@@ -130,9 +136,7 @@ class DensePrediction(Task):
         factors, held_out = (self._batches(model, dataset, part) for part in parts)
         return factors, held_out
 
-    def chosen_indices(self) -> dict[str, list[int]]:
-        """Training images for `sensitivity` and `calibration`, by index. Raises `ValueError` if there are too few."""
-        return chosen_indices_of(self)
+    chosen_indices = chosen_indices_of
 
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
         """Sum of the images' own losses; in training, the joint loss of the batch times its size.
@@ -202,13 +206,6 @@ class Groups(Dataset):
             return [self.items[index] for index in self.indices[start : start + self.batch_size]]
 
 
-def _preprocessing(model: nn.Module) -> list[Any]:
-    """Settings of the network's library for preprocessing images and targets."""
-    preprocessor, plain = model.heads.data_preprocessor, int | float | list | tuple
-    settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
-    return [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std]
-
-
 @options
 class Coco(DensePrediction):
     """COCO's mean average precision of boxes and masks, in percent: over all IoU thresholds, and at 0.5 and 0.75.
@@ -269,8 +266,7 @@ class Coco(DensePrediction):
 
     @property
     def files_key(self) -> str:
-        contents = (self._annotations(split).read_bytes() for split in ("train", "val"))
-        return " ".join(hashlib.sha256(content).hexdigest() for content in contents)
+        return f"{sha256(self._annotations('train'))} {sha256(self._annotations('val'))}"
 
     @cached_property
     def classes(self) -> tuple[str, ...]:

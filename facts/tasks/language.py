@@ -155,7 +155,7 @@ class Language(ClassLogits):
         sizes, found = [getattr(self, name) for name in names], windows(self.tokens(split, model), length)
         if len(found) < sum(sizes):
             needed = f"{' + '.join(names)} needs {sum(sizes)} windows of {length} tokens"
-            raise ValueError(f"{needed}; the {split} text has {len(found)}")
+            raise ValueError(f"{needed}; the {split} text has {len(found)}: give a longer one, or smaller numbers")
         first, second = found[shuffled(len(found), self.seed)[: sum(sizes)]].split(sizes)
         return self._batches(first), self._batches(second)
 
@@ -249,7 +249,7 @@ def tokenized(text: str, tokenizer: Any) -> Tensor:
 def windows(tokens: Tensor, length: int) -> Tensor:
     """Cut tokens `[L]` into windows `[N, length]` and drop the remainder. Raises `ValueError` if none fits."""
     if len(tokens) < length:
-        raise ValueError(f"a text of {len(tokens)} tokens does not fill a window of {length}: lower the length")
+        raise ValueError(f"a text of {len(tokens)} tokens does not fill a window of {length}: give a longer one")
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 

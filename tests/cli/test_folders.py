@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -12,12 +11,9 @@ from safetensors.torch import save_file
 
 import facts
 from facts.cli import inputs
-from facts.cost.timing import TimingPolicy
 from facts.models import TimmModel
 from tests.cli.conftest import VIT, saved
 from tests.networks import image_batches, make_model
-
-OWN_CLASS = ("--architecture", "tests.networks:make_three_classes")
 
 
 class TestEvaluate:
@@ -33,15 +29,10 @@ class TestEvaluate:
             assert {name: found[name] for name in ("flops", "params")} == description["summary"]["costs"][cost]
         lines = run("evaluate", folder, *options).stdout.splitlines()
         assert [line.split()[0] for line in lines] == [*after]
-        assert json.loads(run("evaluate", folder, *options, "--json", *OWN_CLASS).stdout) == after
 
     def test_refusals(self, run, compressed, photos, tmp_path):
-        for arguments, message in (
-            ((compressed[1], "--weights", "random"), "has weights and classes of its own"),
-            ((compressed[1], "--architecture", "tests.networks:absent"), "no function 'tests.networks:absent'"),
-            ((*VIT, *OWN_CLASS), "--architecture is for a folder with a compressed network"),
-        ):
-            assert message in run("evaluate", *arguments, "--data", photos, code=1).output
+        result = run("evaluate", compressed[1], "--weights", "random", "--data", photos, code=1)
+        assert "has weights and classes of its own" in result.output
         result = run("compress", compressed[1], "--data", photos, "--out", tmp_path / "vit", code=1)
         assert "is compressed already: name the network it was made from" in result.output
 
@@ -60,21 +51,10 @@ class TestOtherInputs:
         run("export", tmp_path / "vit", "--out", tmp_path / "vit.pt2")
         assert torch.export.load(tmp_path / "vit.pt2").module()(torch.randn(2, *shape)).shape == (2, 3)
 
-    def test_a_network_of_your_own_reads_what_it_was_compressed_on(self, run, photos, tmp_path):
-        batches, own = image_batches([4], dtype=torch.float32), ("--architecture", "tests.networks:make_model")
-        result = facts.compress(make_model(torch.float32), batches, ratio=0.7)
+    def test_a_network_of_your_own_is_loaded_with_its_images(self, tmp_path):
+        result = facts.compress(make_model(torch.float32), image_batches([4], dtype=torch.float32), ratio=0.7)
         facts.save_compressed(result, tmp_path / "own")
         assert facts.load_compressed(tmp_path / "own", make_model()).model.pretrained_cfg == {"input_size": (3, 8, 8)}
-        data = ("--data", photos, "--num-workers", 0)
-        assert "does not record num_classes" in run("evaluate", tmp_path / "own", *data, *own, code=1).output
-        costs = replace(result.summary.costs, input_shape=None)
-        unknown = replace(result, summary=replace(result.summary, costs=costs))
-        facts.save_compressed(unknown, tmp_path / "own")
-        for command in (
-            ("evaluate", tmp_path / "own", *data),
-            ("export", tmp_path / "own", "--out", tmp_path / "a.pt2"),
-        ):
-            assert "cannot read images of shape [3, 224, 224] (" in run(*command, *own, code=1).output
 
 
 class TestRecover:
@@ -88,9 +68,7 @@ class TestRecover:
         network, small = (VIT[0], "--num-classes", 3, "--weights", own), tmp_path / "small"
         options = ("--data", photos, "--num-workers", 0, "--no-evaluate", "--form", "pivoted")
         assert "weights, float16" in run("compress", *network, *options, "--out", small).output
-        run("compress", *network, *options, "--dtype", "float32", "--out", tmp_path / "exact")
-        types = {name: facts.load_compressed(tmp_path / name).model.head.weight.dtype for name in ("small", "exact")}
-        assert types == {"small": torch.float16, "exact": torch.float32}
+        assert facts.load_compressed(small).model.head.weight.dtype == torch.float16
         recover = ("recover", small, "--data", photos, *self.MINUTES, "--out", tmp_path / "better")
         for options, message in (
             ((), "weights (own.safetensors) are not published: give them as --weights FILE"),
@@ -107,35 +85,17 @@ class TestRecover:
         assert " samples in " in run(*recover).output
 
 
-def latencies(result):
-    """Milliseconds by network, all positive."""
-    rows = re.findall(r"^(original|compressed|in int8) +([0-9.e-]+) ms +([0-9.]+)%$", result.stdout, re.MULTILINE)
-    found = {name: float(milliseconds) for name, milliseconds, _ in rows}
-    assert rows[0][2] == "100.0" and min(found.values()) > 0
-    return found
-
-
-@pytest.fixture
-def few_turns(monkeypatch):
-    """`facts export` has no option for the length of its timing."""
-    monkeypatch.setattr("facts.cost.timing.DEFAULT_TIMING", TimingPolicy(num_turns=2, min_seconds=0))
-
-
 class TestExport:
     @pytest.mark.system
-    @pytest.mark.parametrize(
-        ("runtime", "files", "options"),
-        [("ONNX Runtime", ["vit.onnx"], ["--int8"]), ("OpenVINO", ["vit.bin", "vit.xml"], OWN_CLASS)],
-    )
-    def test_a_file_and_times(self, run, compressed, photos, tmp_path, few_turns, runtime, files, options):
+    @pytest.mark.parametrize(("files", "options"), [(["vit.onnx"], ["--int8"]), (["vit.bin", "vit.xml"], [])])
+    def test_a_file(self, run, compressed, photos, tmp_path, files, options):
         """In int8 by ONNX Runtime; calibrating for OpenVINO takes long, and is tested in tests/saving."""
-        if runtime == "OpenVINO" and not find_spec("openvino"):
+        if "vit.xml" in files and not find_spec("openvino"):
             pytest.skip("the extra `openvino` is not installed")
-        out, data = tmp_path / files[-1], ("--data", photos) if "--int8" in options else ()
-        result = run("export", compressed[1], "--out", out, "--batch-size", 2, *options, *data)
+        data = ("--data", photos) if "--int8" in options else ()
+        result = run("export", compressed[1], "--out", tmp_path / files[-1], *options, *data)
         in_int8 = re.findall(r"outputs in int8: (\S+)", result.stdout)
-        assert f"{runtime}, batch of 2" in result.stdout and "[torch.onnx]" not in result.stdout
-        assert latencies(result).keys() == {"original", "compressed", *(["in int8"] if data else [])}
+        assert f"saved to {tmp_path / files[-1]}" in result.stdout and "[torch.onnx]" not in result.stdout
         assert all(0 < float(error) < 0.1 for error in in_int8) and len(in_int8) == bool(data)
         assert sorted(path.name for path in tmp_path.iterdir()) == files
 
@@ -174,7 +134,7 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
     half, fewer = (facts.load_compressed(tmp_path / str(number)).summary for number in range(2))
     assert half.method.parts == "units" and [*half.costs.bounds.values()] == [0.5] and fewer.after.params <= params
     for options, message in (
-        (("--recover", 1), "leave out --recover and --dtype"),
+        (("--recover", 1), "leave out --recover, or use `facts recover` on cuts"),
         (("--search", "uniform"), "uniform gives no errors for other budgets"),
     ):
         assert message in run("compress", *VIT, *data, "--elastic", *options, "--out", tmp_path / "no", code=1).output

@@ -82,7 +82,7 @@ class TestNetworks:
     def test_refusals(self, run, classifier, photos, tmp_path):
         (tmp_path / "config.json").write_text('{"architectures": ["DetrForObjectDetection"], "model_type": "detr"}')
         result = run("evaluate", tmp_path, "--data", photos, code=1)
-        assert "is a transformers 'detr', neither a language model (AutoModelForCausalLM) nor an" in result.output
+        assert "a transformers 'detr', is no language model, image classifier or image encoder" in result.output
         for name in ("config.json", "model.safetensors"):
             shutil.copy(classifier / name, tmp_path)
         result = run("evaluate", tmp_path, "--data", photos, code=1)
@@ -171,9 +171,13 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     one_window = ("--sequence-length", len(tokenizer("one two three four five six")["input_ids"]))
     for text, options, message in (
         ("nowhere.txt", (), "nowhere.txt: give a file or hub:OWNER/DATASET/CONFIGURATION/SPLIT"),
-        (texts / "test.txt", ("--num-calibration", 1000), "fewer than 1,000 to calibrate on and 16 more for searches"),
-        (texts / "test.txt", ("--sequence-length", 5000), "not one window of 5,000: give a longer text, or a smaller"),
-        (tmp_path / "short.txt", one_window, "has 1 windows of"),
+        (
+            texts / "test.txt",
+            ("--num-calibration", 1000),
+            "needs 1016 windows of 16 tokens",
+        ),
+        (texts / "test.txt", ("--sequence-length", 5000), "tokens does not fill a window of 5000: give a longer one"),
+        (tmp_path / "short.txt", one_window, "the training text has 1: give a longer one"),
     ):
         arguments = ("compress", language_model, "--data", text, *SIZES, *options, "--out", tmp_path / "small")
         assert message in run(*arguments, code=1).output

@@ -161,7 +161,7 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
 
 
 def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"written in float32, but the network is in torch\.float64: export `model"):
+    with pytest.raises(ValueError, match=r"written in float32, and the network is in torch\.float64: use `model"):
         facts.export_onnx(make_model(), torch.randn(2, 3, 8, 8), tmp_path / "model.onnx")
     path = tmp_path / "model.pt2"
     example = torch.randn(2, 24, dtype=torch.bfloat16)

@@ -95,25 +95,15 @@ def test_a_type_of_its_own_for_the_file(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
+def test_any_network_onto_its_dense_form(tmp_path):
     result = facts.compress(make_model(torch.float32), image_batches([4], dtype=torch.float32), ratio=0.7)
     facts.save_compressed(result, tmp_path)
     with pytest.raises(ValueError, match=REFUSED):
         facts.load_compressed(tmp_path)
     assert_same(facts.load_compressed(tmp_path, model=make_model(torch.float32, seed=5)), result, (3, 8, 8))
-    assert_same(facts.load_compressed(tmp_path, architecture="tests.networks:make_model"), result, (3, 8, 8))
 
 
 def test_dense_networks_that_do_not_fit_are_refused_and_left_alone(saved):
-    for architecture, reason in (
-        ("no_such_module:f", "there is no function 'no_such_module:f' .*: give package.module:function"),
-        (3, "there is no function 3 "),
-        ("builtins:list", "builtins:list returns a list instead of the dense network"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            facts.load_compressed(saved[1], architecture=architecture)
-    with pytest.raises(ValueError, match="give one of them"):
-        facts.load_compressed(saved[1], make_model(), architecture=architecture)
     for model, reason in (
         (timm, "must be the dense network, got a module"),
         (nn.Linear(1, 1, device="meta"), "meta dev"),
@@ -252,15 +242,6 @@ def test_threads_that_load_do_not_count_the_layers_of_others():
         nn.Linear(1, 1)
         with pytest.raises(ValueError, match="it has more than 2 parameters"):
             nn.Linear(1, 1)
-
-
-@pytest.mark.parametrize("tag", ["test_vit", "test_convnext"])
-def test_networks_of_features_only(tag, tmp_path):
-    model = timm.create_model(tag, features_only=True, in_chans=1, out_indices=(-2, -1)).eval()
-    result, images = compressed(model, (1, 160, 160)), torch.randn(1, 1, 160, 160)
-    facts.save_compressed(result, tmp_path)
-    loaded = facts.load_compressed(tmp_path).model
-    assert all(map(torch.equal, loaded(images), result.model.eval()(images)))
 
 
 def test_a_tilde_is_the_home_folder(saved, tmp_path, monkeypatch):

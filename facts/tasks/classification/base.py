@@ -126,19 +126,14 @@ def features_of(
     """Features `[N, D]` in float64, and the labels `[N]` of the images, or None."""
 
     def on_cpu(outputs: Any, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return _vectors(outputs).double().cpu(), None if targets is None else targets.cpu()
+        found = whole_image(outputs)
+        if not isinstance(found, Tensor) or found.flatten(1).shape[1] != found.shape[1]:  # [N, D], or [N, D, 1, 1]
+            what = tuple(found.shape) if isinstance(found, Tensor) else type(outputs).__name__
+            raise ValueError(f"encoders are compared by features [N, D], not by {what}: the network may need pooling")
+        return found.flatten(1).double().cpu(), None if targets is None else targets.cpu()
 
     features, labels = zip(*pass_over(batches, model, on_cpu, precision), strict=True)
     return torch.cat(features), None if labels[0] is None else torch.cat(labels)
-
-
-def _vectors(outputs: Any) -> Tensor:
-    """Features `[N, D]` of a network's outputs."""
-    found = whole_image(outputs)
-    if isinstance(found, Tensor) and found.flatten(1).shape[1] == found.shape[1]:  # [N, D], or [N, D, 1, 1]
-        return found.flatten(1)
-    what = tuple(found.shape) if isinstance(found, Tensor) else type(outputs).__name__
-    raise ValueError(f"encoders are compared by features [N, D], and this one's output is {what}: it may need pooling")
 
 
 @dataclass(frozen=True)
@@ -187,8 +182,3 @@ def num_classes(model: nn.Module) -> int | None:
     if is_encoder(model):
         return 0
     return model.config.num_labels if is_transformers(model) else getattr(model, "num_classes", None)
-
-
-def labels_by_name(model: nn.Module) -> dict[str, int]:
-    """Labels of a network's classes by class name; empty if the classes have no names."""
-    return dict(model.config.label2id or {}) if is_transformers(model) else {}

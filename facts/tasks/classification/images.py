@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 
+from facts.modules.networks import is_transformers
 from facts.tasks.base import NumberedBatches, chosen_indices_of, settings_of
 from facts.tasks.classification.base import (
     Batch,
     Classification,
     balanced,
     data_config,
-    labels_by_name,
     num_classes,
     preprocessing_key,
     processed_for,
@@ -173,13 +173,9 @@ class Images(Classification):
         return self._loaded(model, items, key)
 
     def _loaded(self, model: nn.Module, items: "DecodedBatches", key: str) -> NumberedBatches:
-        """Load the batches with the network's labels and channels."""
         channels = data_config(model)["input_size"][0]
         if channels not in (1, 3):
-            raise ValueError(
-                f"{type(model).__name__} reads images of {channels} channels, but image files have 1 or 3: make its "
-                "batches in Python"
-            )
+            raise ValueError(f"the network reads {channels} channels, and files have 1 or 3: make batches in Python")
         if channels == 1:
             items = replace(items, transform=transforms.Compose([transforms.Grayscale(), items.transform]))
         labels = self.labels(model)
@@ -190,7 +186,6 @@ class Images(Classification):
         return NumberedBatches(items, finish, key, num_workers, range(len(items)), pin_memory=True)
 
     def _transform(self, model: nn.Module, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
-        """The transform from a PIL image to the tensor that the network expects."""
         config = data_config(model)
         if augmentation != "none":
             return timm.data.create_transform(**config, is_training=True)
@@ -233,9 +228,7 @@ class ImageNet(Images):
         training, validation = len(self.training_images), len(self.validation_images)
         return f"{training:,} training and {validation:,} validation images of 1,000 classes at {self.root}"
 
-    def chosen_indices(self) -> dict[str, list[int]]:
-        """Indices of the training images for each use. Raises `ValueError` if there are too few."""
-        return chosen_indices_of(self)
+    chosen_indices = chosen_indices_of
 
 
 @options
@@ -284,7 +277,8 @@ class ImageFolder(Images):
         return self._found.classes
 
     def labels(self, model: nn.Module) -> list[int] | None:
-        total, by_name = num_classes(model), labels_by_name(model)
+        total = num_classes(model)
+        by_name: dict[str, int] = (model.config.label2id or {}) if is_transformers(model) else {}
         if total is None:
             return None
         if self._found.numbered and total:
@@ -299,8 +293,7 @@ class ImageFolder(Images):
         if total and all(name.isdecimal() for name in self.classes) and sorted(self.classes, key=int) != self.classes:
             raise ValueError(
                 f"the class folders {self.root}/* are numbers, whose order as text ({', '.join(self.classes[:3])}, ...)"
-                f" is another one, and the network does not name its classes: list the images in {TABLE}, with the "
-                "network's labels, or pad the names with zeros if it was trained in the order of the numbers"
+                f" is another one: list the images with the network's labels in {TABLE}, or pad the numbers with zeros"
             )
         # An encoder has no classes: labels are positions.
         return [*range(len(self.classes))] if self.classes and total in (0, len(self.classes)) else None
@@ -400,13 +393,11 @@ class DecodedBatches(Dataset):
             if not samples and self.for_training:
                 message = f"no image of a training batch can be decoded: {first_few(corrupt)}"
                 raise ValueError(f"{message}; fetch them again, or raise batch_size")
-            return self._mixed(default_collate(samples)) if samples else None, corrupt
-
-    def _mixed(self, batch: Any) -> Batch:
-        """Mix the images in pairs, if there is a `mixup`; an image without a partner is dropped."""
-        images, labels = batch
-        even = len(images) // 2 * 2
-        return self.mixup(images[:even], labels[:even]) if self.mixup else (images, labels)
+            if not samples:
+                return None, corrupt
+            images, labels = default_collate(samples)
+            even = len(images) // 2 * 2  # an image without a partner is dropped
+            return self.mixup(images[:even], labels[:even]) if self.mixup else (images, labels), corrupt
 
 
 @dataclass(frozen=True)
