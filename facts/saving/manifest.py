@@ -15,8 +15,7 @@ from facts.result import Summary
 from facts.saving.structure import FLOATS
 from facts.utils.version import __version__
 
-WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
-LOADER = "load_without_facts.txt"  # which earlier code wrote
+WEIGHTS, MANIFEST, LOADER = "model.safetensors", "compression.json", "load_without_facts.txt"
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 SHA256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

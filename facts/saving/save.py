@@ -13,11 +13,13 @@ from huggingface_hub import HfApi, ModelCardData, constants
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import save_file
 from tabulate import tabulate
-from torch import Tensor
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
 
 from facts.models.from_transformers import write_processors
 from facts.models.weights import sha256
 from facts.modules.linear_calls import copy_with
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
 from facts.parts import descriptions
 from facts.result import CompressionResult
@@ -39,11 +41,13 @@ def save_compressed(
 ) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
-    Processors and settings of a transformers network are written too. If no recipe rebuilds the network, a warning is
-    logged, and loading needs the dense network. `metrics`, such as `{"top1": {"original": 72.1, "compressed": 70.3}}`,
-    are for the model card, which is rewritten unless it was edited. Values are stored as `dtype` (default: their own
-    types). If the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a folder that
-    holds something else, `ValueError` for tensors that no file can hold, and for weights that are NaN or infinite.
+    Processors and settings of a transformers network are written too; for a timm vision transformer of which only units
+    and tokens are compressed, also code as text, `load_without_facts.txt`, which facts itself never runs. If no recipe
+    rebuilds the network, a warning is logged, and loading needs the dense network. `metrics`, such as `{"top1":
+    {"original": 72.1, "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values
+    are stored as `dtype` (default: their own types). If the process is killed halfway, loading refuses the folder.
+    Raises `FileExistsError` for a folder that holds something else, `ValueError` for tensors that no file can hold, and
+    for weights that are NaN or infinite.
     """
     metrics = Manifest.metrics_of(metrics)
     if dtype not in (None, *FLOATS.values()):
@@ -51,7 +55,7 @@ def save_compressed(
     model = result.model if dtype is None else copy_with(result.model).to(dtype)
     refuse_unsavable(model)
     folder = target_folder(Path(folder))
-    for name in (ELASTIC, DECOMPOSITIONS, LOADER):  # of an earlier network
+    for name in (ELASTIC, DECOMPOSITIONS):  # of an earlier network
         (folder / name).unlink(missing_ok=True)
     with replacing(folder / WEIGHTS) as path:
         save_file(saved_tensors(model), str(path))
@@ -76,7 +80,20 @@ def save_compressed(
         layouts=layouts_of(model),
         described=descriptions(model),
     )
+    _write_loader(folder, model, manifest)
     _describe(folder, manifest)
+
+
+def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
+    """Write the text of `standalone.py` if it can load the network; otherwise remove an earlier save's."""
+    others = any(isinstance(module, LowRankLayer) for module in model.modules()) or any(
+        each.entry != "norm2" or not each.num_directions for each in manifest.described.values()
+    )
+    if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
+        with replacing(folder / LOADER) as path:
+            path.write_bytes(Path(__file__).with_name("standalone.py").read_bytes())
+    else:
+        (folder / LOADER).unlink(missing_ok=True)
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> None:
@@ -143,6 +160,7 @@ def _card(folder: Path, source: str) -> str:
     if elastic and elastic.curve:
         headers = (f"FLOPs of the {elastic.parts}", "predicted distance of the outputs")
         code += f"\n\n{tabulate(elastic.curve, headers, tablefmt='github', floatfmt='.3g')}"
+    code += f"\n\nWithout facts: `{LOADER}`." if (folder / LOADER).exists() else ""
     table = _table(manifest, (folder / WEIGHTS).stat().st_size)
     return f"---\n{header}\n---\n\n# {source}\n\n{table}\n\n{code}\n\n{known}\n"
 

@@ -19,6 +19,7 @@ from facts.cost.timing import TimingPolicy
 from facts.models import TimmModel
 from facts.modules.tokens import Merge, MergedBlock, Tokens, change_block
 from facts.moments.batch import LayerBatch
+from facts.saving import standalone
 from facts.search import programs
 from facts.search.programs import TokenProgram
 from tests.networks import image_batches
@@ -324,7 +325,8 @@ def test_it_can_be_trained_with_checkpointed_blocks(result):
     assert all(torch.allclose(one, other) for one, other in zip(*grads, strict=True))
 
 
-def test_other_image_sizes_keep_the_share():
+def test_other_image_sizes_keep_the_share(tmp_path):
+    """In the text that loads a folder without facts, too."""
     recipe = TimmModel(tag="vit_tiny_patch16_224", weights="random", arguments=SMALL | {"dynamic_img_size": True})
     result = facts.compress(spread(recipe.build()), batches(), parts="tokens", ratio=0.5, search="uniform")
     small = result.model
@@ -333,6 +335,9 @@ def test_other_image_sizes_keep_the_share():
     for side in (64, 128):
         small(torch.randn(2, 3, side, side).double())
     assert sizes[1] - 1 == pytest.approx(4 * (sizes[0] - 1), abs=2)
+    facts.save_compressed(result, tmp_path)
+    images = torch.randn(2, 3, 128, 128).double()
+    torch.testing.assert_close(standalone.load(tmp_path)(images), small(images), rtol=1e-4, atol=1e-5)
 
 
 def test_tokens_of_a_loaded_network_can_be_changed(result, tmp_path):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import facts
 from facts.cli import app
-from facts.saving.manifest import MANIFEST, WEIGHTS
+from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS
 from tests.saving.setting import assert_same
 
 NAME, ADDRESS = "somebody/small-vit", "https://hub.example"
@@ -76,13 +76,14 @@ def test_a_network_comes_back_and_without_the_hub_from_the_cache(hub, result):
     assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
 
 
-def test_an_edited_card_is_kept(hub, units, result):
+def test_units_with_the_code_that_loads_them(hub, units, result):
     facts.push_to_hub(units, NAME)
     branch = hub.folder / NAME / "main"
+    assert (branch / LOADER).exists()
     assert_same(facts.load_compressed(NAME), units, (3, 32, 32))
     (branch / "README.md").write_bytes(mine := (branch / "README.md").read_bytes().replace(b"0.5", b"0.6"))
     facts.push_to_hub(result, NAME)
-    assert (branch / "README.md").read_bytes() == mine
+    assert not (branch / LOADER).exists() and (branch / "README.md").read_bytes() == mine  # an edited card is kept
 
 
 def test_the_command_pushes_a_folder_with_its_metrics(hub, result, tmp_path):
