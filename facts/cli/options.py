@@ -65,10 +65,15 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
 
 def numbers_of(values: str) -> list[float]:
     """Split a comma-separated list into its numbers. Anything else is a usage error."""
+    return [fraction_of(value) for value in values.split(",")]
+
+
+def fraction_of(value: str) -> float:
+    """Read a fraction. Anything else, such as a percentage, is a usage error that says what to write."""
     try:
-        return [float(value) for value in values.split(",")]
+        return float(value)
     except ValueError as error:
-        raise typer.BadParameter(f"{error}: write fractions, such as 0.3,0.5") from error
+        raise typer.BadParameter(f"{error}: write a fraction, such as 0.5 for 50%") from error
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -121,7 +126,8 @@ Model = Annotated[
     ),
 ]
 Ratio = Annotated[
-    float | None, option(BUDGET, "The fraction of the compressed parts' FLOPs that remains: 0.5.", metavar="FRACTION")
+    float | None,
+    option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.", metavar="FRACTION", parser=fraction_of),
 ]
 Flops = Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")]
 Params = Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")]

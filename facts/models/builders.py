@@ -250,7 +250,10 @@ def differing_options(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
 
 def _options_of(model: nn.Module) -> dict[str, Any]:
     """Common options as timm's networks record them; None for an option that a network does not record."""
-    first = dict(model.named_parameters()).get(f"{model.pretrained_cfg.get('first_conv')}.weight")
+    parameters, name = dict(model.named_parameters()), str(model.pretrained_cfg.get("first_conv"))
+    model = getattr(model, "model", model)  # of features only; others of that kind have flat names
+    names = name, f"model.{name}", name.replace(".", "_")
+    first = next((parameters[f"{each}.weight"] for each in names if f"{each}.weight" in parameters), None)
     embedding = getattr(model, "patch_embed", getattr(model, "stem", None))
     image = getattr(embedding, "img_size", None)
     pool = getattr(model, "global_pool", None)

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import safe_open
 from timm.layers import DropPath
+from timm.models import FeatureInfo
 from torch import nn
 
 from facts.models import OF_TRANSFORMERS, RECIPES, CausalLM, ImageTextModel, Recipe, TimmModel
@@ -63,7 +64,11 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     tag = getattr(model, "pretrained_cfg", {}).get("architecture")
     if tag is None:
         return None
-    arguments: dict[str, Any] = {"num_classes": model.num_classes} if hasattr(model, "num_classes") else {}
+    features: Any = getattr(model, "feature_info", None)
+    arguments: dict[str, Any] = {name: getattr(model, name) for name in ("num_classes",) if hasattr(model, name)}
+    if isinstance(features, FeatureInfo):  # whose indices may count from the end
+        levels = [index % len(features.info) for index in features.out_indices]
+        arguments |= {"features_only": True, "out_indices": levels}
     try:
         with torch.device("meta"):
             arguments |= differing_options(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))

@@ -77,7 +77,7 @@ def test_usage_errors(run):
         ("compress", ("--num-workers", 100_000), "should be less than or equal to 128"),
         ("pareto", ("--estimators", "facts,fact"), "'fact' is not one of "),
         ("pareto", ("--ratios", "0.3,half"), "to float: 'half': write fractions, such as 0.3"),
-        ("compress", ("--ratio", "50%"), "Invalid value for '--ratio'"),
+        ("compress", ("--ratio", "50%"), "write a fraction, such as 0.5 for 50%"),
     ):
         assert message in run(command, *network, *places, *arguments, code=2).output
 

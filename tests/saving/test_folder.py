@@ -244,6 +244,15 @@ def test_threads_that_load_do_not_count_the_layers_of_others():
             nn.Linear(1, 1)
 
 
+@pytest.mark.parametrize("tag", ["test_vit", "test_convnext"])
+def test_networks_of_features_only(tag, tmp_path):
+    model = timm.create_model(tag, features_only=True, in_chans=1, out_indices=(-2, -1)).eval()
+    result, images = compressed(model, (1, 160, 160)), torch.randn(1, 1, 160, 160)
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path).model
+    assert all(map(torch.equal, loaded(images), result.model.eval()(images)))
+
+
 def test_a_tilde_is_the_home_folder(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
