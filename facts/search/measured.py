@@ -125,8 +125,8 @@ class Sensitivity:
     def __init__(self, problem: AllocationProblem, of: str = "output"):
         self.problem, self.of, self.batches = problem, of, problem.sensitivity_batches()
         calibration = problem.calibration
-        errors = {"output": calibration.output_error, "loss": calibration.loss, "features": squared_error}
-        self.error: Callable[[Any, Any], Tensor] = errors[of]
+        errors: dict[str, Callable[[Any, Any], Tensor]] = {"features": squared_error, "loss": calibration.loss}
+        self.error = errors.get(of, calibration.output_error)
         self.known: Profile = defaultdict(dict)
         if problem.cache:
             argument = "loss" if of == "loss" else "output_error"
