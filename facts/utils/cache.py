@@ -124,7 +124,7 @@ def _update(digest: "hashlib._Hash", part: Any) -> None:
 
 def file_name(method: Any) -> str:
     """Name of the files with what an estimator or moment found, from its fields and its code, which may be yours."""
-    return f"{type(method).__name__}-{content_key(method, code_of(type(method)))}"
+    return f"{type(method).__name__}-{content_key(method, code_of(method.__class__))}"
 
 
 def calibration_key(calibration: Iterable) -> str:
