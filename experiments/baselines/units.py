@@ -20,7 +20,7 @@ from facts.estimators.whitening import lift_spectrum
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import evaluating, hooked, run
 from facts.moments import InputGram
-from facts.parts.attention import HeadsUnit, OutputUnit, ScoreUnit
+from facts.parts.attention import HeadsUnit, OutputUnit, ScoreUnit, output_cores, score_cores
 from facts.parts.base import Part
 from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem, Plan, Search, SearchResult
@@ -202,7 +202,7 @@ def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
     grams: dict[str, Tensor] = {}
     for unit in units:
         heads, summed = projections[unit.owner][1], sums[unit.owner].double()
-        bases = unit.read_basis(heads)
+        bases = score_cores(heads)[0].keys if isinstance(unit, ScoreUnit) else output_cores(heads)[0].values
         gram = bases.double() @ (summed[:-1] / summed[-1]) @ bases.double().mT
         grams |= dict(zip(unit.linears, gram, strict=True))
     return grams

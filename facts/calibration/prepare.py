@@ -19,7 +19,7 @@ from facts.calibration.outputs import (
 )
 from facts.cost.count import meta_input
 from facts.cost.probe import Probe
-from facts.modules.forms import FORMS, FormName, refuse_unknown_form
+from facts.modules.forms import FormName, form_named
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, is_encoder, noise
 from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
@@ -73,9 +73,7 @@ def prepare(
     parts = parts if isinstance(parts, str) else ",".join(parts)
     _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
     model = unwrapped(model)
-    form = form or default_form(model, execution.precision)
-    refuse_unknown_form(form)
-    bound_form = FORMS[form](execution.precision)
+    bound_form = form_named(form or default_form(model, execution.precision), execution.precision)
     given, (inputs, targets) = (None, (None, None)) if data is None else read(data, model)
     batches, compared = _divided(given, (inputs, targets), held_out, model, execution.precision)
     is_divided = inputs is not None and has_row_per_sample(inputs)

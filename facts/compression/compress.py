@@ -16,7 +16,7 @@ from facts.compression.comparison import with_distance, with_latency
 from facts.compression.rounds import compress_prepared
 from facts.cost.count import CostName
 from facts.estimators import ESTIMATORS, Estimator
-from facts.modules.forms import FORMS, FormName, refuse_unknown_form
+from facts.modules.forms import FormName, form_named
 from facts.moments.losses import Loss
 from facts.parts.layers import LayerNames, is_pattern
 from facts.result import CompressionResult
@@ -84,8 +84,6 @@ def compress(
         each is not None for each in (calibration, execution, loss, layers, parts)
     ):
         raise ValueError("data, execution, loss, layers and parts of a prepared network go to facts.prepare")
-    if form:
-        refuse_unknown_form(form)
     named = estimator, search, form, None if is_pattern(layers) else layers
     estimator = by_name(estimator or "facts", ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search") if search else None
@@ -94,7 +92,7 @@ def compress(
         raise ValueError('error asks for the smallest network: choose cost="flops" or "params", not latency')
     with stopwatch() as seconds:
         if isinstance(model, Calibration):
-            prepared = model.in_form(FORMS[form](model.execution.precision)) if form else model
+            prepared = model.in_form(form_named(form, model.execution.precision)) if form else model
         else:
             prepared = prepare(
                 model,

@@ -93,13 +93,11 @@ def rounds_to(
     bounds: Mapping[CostName, float], rounds: tuple[float, ...] | None, has_units: bool, has_tokens: bool = False
 ) -> list[float]:
     """Ratios to stop at on the way to the bounds, in descending order: the given ones, or the default."""
-    if rounds and has_tokens:
-        raise ValueError('rounds are for units without tokens: choose parts="units" with them')
     if rounds is None:
         pays = has_units and not has_tokens and "latency" not in bounds and min(bounds.values()) <= PAYS_BELOW
         return [FIRST] if pays else []
-    if rounds and not has_units:
-        raise ValueError('rounds are for units: choose parts="units" with them')
+    if rounds and (has_tokens or not has_units):
+        raise ValueError('rounds are for units without tokens: choose parts="units" with them')
     if rounds and "latency" in bounds:
         raise ValueError("rounds are ratios of FLOPs or parameters: leave them out if latency is bounded")
     return sorted((ratio for ratio in rounds if ratio > min(bounds.values())), reverse=True)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import scipy
 import torch
@@ -36,12 +36,7 @@ class PivotedLinear(LowRankLayer):
     order: Tensor | None
 
     def __init__(
-        self,
-        side: Side,
-        basis: Tensor,
-        coefficients: Tensor,
-        bias: Tensor | None = None,
-        order: Tensor | None = None,
+        self, side: Side, basis: Tensor, coefficients: Tensor, bias: Tensor | None = None, order: Tensor | None = None
     ):
         super().__init__()
         shapes = (basis.shape, coefficients.shape[::-1])
@@ -51,16 +46,6 @@ class PivotedLinear(LowRankLayer):
         self.basis, self.coefficients = own_parameter(basis), own_parameter(coefficients)
         self.bias = None if bias is None else own_parameter(bias)
         self.register_buffer("order", order)
-
-    @classmethod
-    def empty(cls, dense: nn.Linear, rank: int, layout: Layout) -> Self:
-        """Make an uninitialised layer with the dense one's size, type and bias; a scattered `order` is the identity."""
-        weight, by_rows = dense.weight, layout.endswith("rows")
-        size, other = weight.shape if by_rows else weight.shape[::-1]
-        shapes = (rank, other), (size - rank, rank)
-        basis, coefficients = (weight.new_empty(shape if by_rows else shape[::-1]) for shape in shapes)
-        order = torch.arange(size, device=weight.device) if layout.startswith("scattered") else None
-        return cls("rows" if by_rows else "columns", basis, coefficients, dense.bias, order)
 
     @property
     def layout(self) -> Layout:
@@ -266,7 +251,9 @@ class Plain(Form):
         return LowRankLinear(left.to(dense.weight), right.to(dense.weight), dense.bias)
 
     def empty(self, dense: nn.Linear, rank: int) -> LowRankLayer:
-        return _filled(LowRankLinear.empty(dense, rank))
+        weight = dense.weight
+        left, right = weight.new_empty(dense.out_features, rank), weight.new_empty(rank, dense.in_features)
+        return _filled(LowRankLinear(left, right, dense.bias))
 
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         return rank * (d_out + d_in)
@@ -290,11 +277,15 @@ class Pivoted(Form):
         return pivoted_layer(left, right, dense.bias, dense.weight.dtype, arithmetic_of(dense.weight, self.precision))
 
     def empty(self, dense: nn.Linear, rank: int) -> LowRankLayer:
-        leads = torch.finfo(arithmetic_of(dense.weight, self.precision)).eps < LEADING_ERROR
-        layer = PivotedLinear.empty(dense, rank, self.layout or ("columns" if leads else "scattered columns"))
-        if layer.order is not None:
-            layer.order = layer.order.flip(0)
-        return _filled(layer)
+        weight = dense.weight
+        leads = torch.finfo(arithmetic_of(weight, self.precision)).eps < LEADING_ERROR
+        layout = self.layout or ("columns" if leads else "scattered columns")
+        by_rows = layout.endswith("rows")
+        size, other = weight.shape if by_rows else weight.shape[::-1]
+        shapes = (rank, other), (size - rank, rank)
+        basis, coefficients = (weight.new_empty(shape if by_rows else shape[::-1]) for shape in shapes)
+        order = torch.arange(size, device=weight.device).flip(0) if layout.startswith("scattered") else None
+        return _filled(PivotedLinear("rows" if by_rows else "columns", basis, coefficients, dense.bias, order))
 
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         return rank * (d_out + d_in - rank)
@@ -304,10 +295,11 @@ PLAIN = Plain()
 FORMS: dict[FormName, type[Form]] = {"plain": Plain, "pivoted": Pivoted}
 
 
-def refuse_unknown_form(name: str) -> None:
-    """Raises `ValueError`, which lists the choices, for an unknown form."""
+def form_named(name: FormName, precision: torch.dtype) -> Form:
+    """The form with a name. Raises `ValueError`, which lists the choices, for an unknown one."""
     if name not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {name!r}")
+    return FORMS[name](precision)
 
 
 def _filled(layer: LowRankLayer) -> LowRankLayer:

@@ -1,7 +1,6 @@
 """Networks rewritten as calls to linear layers: PyTorch's own attention, 1x1 convolutions and GPT-2's layers."""
 
 import copy
-import copyreg
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard
@@ -128,7 +127,7 @@ class PointwiseConvolution(nn.Module):
         return result.train(self.training)
 
 
-def is_pointwise(module: nn.Module) -> bool:
+def is_pointwise(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Check for a convolution that only mixes channels: 1x1, not grouped, not padded."""
     return (
         type(module) is nn.Conv2d
@@ -152,33 +151,16 @@ def copy_with(model: nn.Module, replaced: Mapping[Any, Any] | None = None) -> nn
     known |= {id(original): other for original, other in (replaced or {}).items()}
     tokenizer = getattr(model, "tokenizer", None)
     known[id(tokenizer)] = tokenizer
-    copies = dict(known)
     try:
-        copied = copy.deepcopy(model, copies)
-        for module in model.modules():  # PyTorch copies no slots
-            for name in copyreg._slotnames(type(module)):  # type: ignore[attr-defined]
-                if id(module) in copies and hasattr(module, name):
-                    setattr(copies[id(module)], name, copy.deepcopy(getattr(module, name), copies))
-        return copied
+        return copy.deepcopy(model, known)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # from anyone's attributes
         first, *_ = str(error).splitlines() or [repr(error)]
         raise ValueError(
-            f"{type(model).__name__} cannot be copied, as compression has to ({first}): "
-            f"{_uncopied(model, known) or 'a module'} needs a __deepcopy__, or to be set after compressing"
+            f"{type(model).__name__} cannot be copied, as compression has to ({first}): give what cannot a "
+            "__deepcopy__, or set it after compressing"
         ) from error
-
-
-def _uncopied(model: nn.Module, known: dict[int, Any]) -> str | None:
-    """The name of the first attribute that cannot be copied."""
-    for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            try:
-                copy.deepcopy({} if attribute == "_modules" else value, dict(known))
-            except Exception:
-                return f"{name}.{attribute}".removeprefix(".")
-    return None
 
 
 def stand_in(model: nn.Module) -> nn.Module:

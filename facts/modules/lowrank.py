@@ -1,7 +1,7 @@
 """Low-rank linear layers, and dense ones made from existing weights."""
 
 from abc import ABC, abstractmethod
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -47,13 +47,6 @@ class LowRankLinear(LowRankLayer):
         self.left, self.right = own_parameter(left), own_parameter(right)
         self.bias = None if bias is None else own_parameter(bias)
 
-    @classmethod
-    def empty(cls, dense: nn.Linear, rank: int) -> Self:
-        """Make a layer with the dense one's size, type and bias and uninitialised weights."""
-        weight = dense.weight
-        left, right = weight.new_empty(dense.out_features, rank), weight.new_empty(rank, dense.in_features)
-        return cls(left, right, dense.bias)
-
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.left, self.right
 
@@ -77,6 +70,13 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach(), bias.requires_grad)
     return layer
+
+
+def linear_like(weight: Tensor, bias: Tensor | None, original: nn.Module) -> nn.Linear:
+    """Make a layer with copies of these values, in the type of the `original`, and trainable where it is."""
+    assert isinstance(original, nn.Linear)
+    weight = own_parameter(weight.to(original.weight))
+    return trained_like(linear_layer(weight, None if bias is None else own_parameter(bias.to(weight))), original)
 
 
 def own_parameter(tensor: Tensor) -> nn.Parameter:

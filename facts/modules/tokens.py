@@ -254,15 +254,28 @@ class Changed(nn.Module):
     """Base of modules with another behaviour before that of their own class; `tokens` are their block's."""
 
     tokens: Any
+    of_entry: type["Changed"]
+    """The behaviour of the module of a changed block that sees its tokens after attention."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new, type(self).__bases__, self.__dict__
+
+
+class MergingEntry(Changed):
+    """The first module after a block's attention, of merged tokens."""
+
+    def forward(self, x: Tensor) -> Any:
+        merge, passage = self.tokens, self.tokens.passages[_thread()]
+        passage.seen, tokens = x, replace(passage.tokens, x=x)
+        passage.tokens = tokens.merged(merge(tokens, passage.keys))
+        return super().forward(passage.tokens.x)
 
 
 class MergedBlock(Changed):
     """A block that merges tokens at its beginning or inside; its outputs give each original token its merged one's."""
 
     tokens: Merge
+    of_entry = MergingEntry
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         tokens, merge = Tokens.of(x), self.tokens
@@ -279,20 +292,21 @@ class MergedBlock(Changed):
         return (restored, *others) if isinstance(outputs, tuple) else restored
 
 
-class MergingEntry(Changed):
-    """The first module after a block's attention, of merged tokens."""
+class ObservedEntry(Changed):
+    """The first module after a block's attention; the block adds the difference if the stream moves its inputs."""
 
     def forward(self, x: Tensor) -> Any:
-        merge, passage = self.tokens, self.tokens.passages[_thread()]
-        passage.seen, tokens = x, replace(passage.tokens, x=x)
-        passage.tokens = tokens.merged(merge(tokens, passage.keys))
-        return super().forward(passage.tokens.x)
+        streamed = self.tokens(x)
+        if streamed is not x:
+            self.tokens.moved = streamed - x
+        return super().forward(streamed)
 
 
 class ObservedBlock(Changed):
     """A block whose tokens pass through a `TokenStream`, at its beginning or where its entry sees them."""
 
     tokens: TokenStream
+    of_entry = ObservedEntry
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not x.requires_grad:
@@ -306,26 +320,14 @@ class ObservedBlock(Changed):
         return (outputs[0] + moved, *outputs[1:]) if isinstance(outputs, tuple) else outputs + moved
 
 
-class ObservedEntry(Changed):
-    """The first module after a block's attention; the block adds the difference if the stream moves its inputs."""
-
-    def forward(self, x: Tensor) -> Any:
-        streamed = self.tokens(x)
-        if streamed is not x:
-            self.tokens.moved = streamed - x
-        return super().forward(streamed)
-
-
-def change_block(block: nn.Module, behaviour: type[Changed], tokens: nn.Module) -> None:
-    """Let a block of any class behave in another way too; its `tokens` say how."""
+def change_block(block: nn.Module, behaviour: type[Changed], tokens: nn.Module, entry: str = "") -> None:
+    """Let a block of any class, and its module `entry`, behave in another way too; the block's `tokens` say how."""
     _change(block, behaviour)
     block.tokens = tokens
-
-
-def change_within(module: nn.Module, behaviour: type[Changed], tokens: nn.Module) -> None:
-    """Let a module in a block behave in another way; the `tokens` stay a module of the block."""
-    _change(module, behaviour)
-    module.__dict__["tokens"] = tokens
+    if entry:
+        module = block.get_submodule(entry)
+        _change(module, behaviour.of_entry)
+        module.__dict__["tokens"] = tokens  # which stay a module of the block
 
 
 def _change(module: nn.Module, behaviour: type[Changed]) -> None:

@@ -22,14 +22,10 @@ from facts.modules.networks import autocast, evaluating, run, type_of
 from facts.parts.attention import Attention
 from facts.parts.base import USED_ELSEWHERE, Description, Found, Kind, Part, Plan, module_at
 from facts.parts.hidden import Hidden
-from facts.parts.layers import Layers, Selection
+from facts.parts.layers import LayerPart, Selection
 from facts.parts.tokens import TokensOfBlocks
 
-KINDS: dict[str, tuple[Kind, ...]] = {
-    "layers": (),
-    "units": (Attention(), Hidden()),
-    "tokens": (TokensOfBlocks(),),
-}
+KINDS: dict[str, tuple[Kind, ...]] = {"layers": (), "units": (Attention(), Hidden()), "tokens": (TokensOfBlocks(),)}
 """Kinds of parts by the name that chooses them. Linear layers in none of them are parts too, unless only tokens are."""
 
 __all__ = ["KINDS", "Found", "Kind", "Part", "Plan", "apply", "emptied", "find", "part_at", "put", "rewritten"]
@@ -59,8 +55,8 @@ def find(
     reasons = {layer: reason for each in found for layer, reason in each.reasons.items()}
     parts = [part for each in found for part in each.parts]
     taken = {layer for part in parts for layer in part.layers}
-    layers, rest = Layers(), () if chosen == "tokens" else selection.layers
-    parts += [part for name in rest if name not in taken for part in layers.find(model, name, None).parts]
+    if chosen != "tokens":
+        parts += [LayerPart.of(name, layer) for name, layer in selection.layers.items() if name not in taken]
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     parts.sort(key=lambda part: place[(*part.layers, part.owner)[0]])
     parts = [part.with_rows(selection.rows).in_form(form) for part in parts]
@@ -82,20 +78,14 @@ def _are_separate(model: nn.Module, found: Iterable[Found], probe: Probe) -> boo
         try:
             for each in found:
                 for change in each.changes[side : side + 1]:
-                    change(network)
+                    change(network.get_submodule(each.within))
             with evaluating(network), autocast(device, probe.precision):
-                result = run(network, probe.sample)
-            outputs.append(
-                [
-                    each.to(rounded)
-                    for each in tree_leaves(result)
-                    if isinstance(each, Tensor) and each.is_floating_point()
-                ]
-            )
+                leaves = tree_leaves(run(network, probe.sample))
+            tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
+            outputs.append([tensor.to(rounded) for tensor in tensors])
         except Exception:  # from anyone's code
             return False
-    one, other = outputs
-    return are_close(one, other, digits=0.6)
+    return are_close(outputs[0], outputs[1], digits=0.6)
 
 
 def linked(model: nn.Module, parts: list[Part], kinds: Iterable[Kind], reasons: dict[str, str]) -> list[Part]:
@@ -115,7 +105,9 @@ def kinds_of(chosen: str) -> list[Kind]:
 
 def part_at(model: nn.Module, name: str, chosen: str, described: Mapping[str, Description] = {}) -> Part | None:
     """The part of the `chosen` kinds with a name, or the layer, without running the network; None if there is none."""
-    part = next((part for kind in (*kinds_of(chosen), Layers()) if (part := kind.at(model, name))), None)
+    part = next(filter(None, (kind.at(model, name) for kind in kinds_of(chosen))), None)
+    if part is None and isinstance(layer := module_at(model, name), nn.Linear):
+        part = LayerPart.of(name, layer)
     return replace(part, **vars(described[name])) if part and name in described else part
 
 
@@ -150,11 +142,7 @@ def apply(model: nn.Module, parts: Mapping[str, Part], plan: Plan, weights: Mapp
 
 
 def emptied(
-    dense: nn.Module,
-    chosen: str,
-    plan: Plan,
-    layouts: Mapping[str, Layout],
-    described: Mapping[str, Description] = {},
+    dense: nn.Module, chosen: str, plan: Plan, layouts: Mapping[str, Layout], described: Mapping[str, Description] = {}
 ) -> nn.Module:
     """Change parts of the `chosen` kinds as a plan says, with empty weights; low-rank layers in `layouts` are pivoted.
 

@@ -18,11 +18,11 @@ from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition, decompose_products
 from facts.modules.heads import GroupedProduct, LeadingOfHeads, OutputCores, PaddedHeads, ScoreCores, linear_of
 from facts.modules.linear_calls import replace_submodule
-from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter, trained_like
+from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_like
 from facts.moments.batch import LayerBatch
-from facts.parts.base import Found, Kind, Part, Problem, Unit, centred_inputs, computes_the_same, module_at, reason_left
+from facts.parts.base import NOT_CALLED, Found, Kind, Part, Problem, Unit, centred_inputs, computes_the_same, module_at
 
-NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation, a norm or a fixed width"
+NO_PRODUCTS = "attention with more than products of its layers (a rotation, a norm, a hook) or with a fixed width"
 
 NEAR_SINGULAR = 1e-6  # of a Cholesky factor's diagonal: its square is far from float64's rounding
 NEWTON_STEPS = 10  # enough for condition numbers of 1e6 and more
@@ -82,6 +82,7 @@ class Heads:
     (queries and keys) and outputs (values and outputs) may differ in width. `scale` multiplies the scores.
     """
 
+    roles: Roles
     queries: Tensor
     keys: Tensor
     values: Tensor
@@ -93,8 +94,10 @@ class Heads:
     scale: float
 
     @classmethod
-    def of(cls, attention: nn.Module, roles: Roles) -> Self:
-        """Read the weights, as views where possible."""
+    def of(cls, attention: nn.Module) -> Self:
+        """Read the weights of an attention with `Roles`, as views where possible."""
+        roles = Roles.of(attention)
+        assert roles
         H, each = roles.num_heads, 3 // len(roles.inputs)
         (queries, query_bias), (keys, key_bias), (values, value_bias) = (
             part
@@ -103,6 +106,7 @@ class Heads:
         )
         output, width = linear_of(attention.get_submodule(roles.output)), max(queries.shape[1], values.shape[1])
         return cls(
+            roles=roles,
             queries=queries,
             keys=keys,
             values=values,
@@ -208,22 +212,14 @@ class HeadsUnit(Unit):
 
     def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
         attention = model.get_submodule(self.owner)
-        roles = Roles.of(attention)
-        assert roles
-        heads = Heads.of(attention, roles)
-        chosen = weights and [weights[linear] for linear in self.linears]
-        put_heads(attention, roles, self.narrowed(heads, chosen, rank) if chosen else self.emptied(heads, rank))
+        heads, chosen = Heads.of(attention), weights and [weights[linear] for linear in self.linears]
+        put_heads(attention, self.narrowed(heads, chosen, rank) if chosen else self.emptied(heads, rank))
 
     def heads(self, model: nn.Module) -> tuple[nn.Module, Heads]:
         """The first projection of the attention, which has the same inputs as the others, and its heads."""
         attention = model.get_submodule(self.owner)
-        roles = Roles.of(attention)
-        assert roles
-        return attention.get_submodule(roles.inputs[0]), Heads.of(attention, roles)
-
-    @abstractmethod
-    def read_basis(self, heads: Heads) -> Tensor:
-        """Orthonormal basis `[G, d, D]` of the keys or values that the product reads of other tokens."""
+        heads = Heads.of(attention)
+        return attention.get_submodule(heads.roles.inputs[0]), heads
 
     @abstractmethod
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
@@ -237,9 +233,6 @@ class HeadsUnit(Unit):
 @dataclass(frozen=True)
 class ScoreUnit(HeadsUnit):
     """The products of queries and keys in all heads of an attention, whose output products are also a unit."""
-
-    def read_basis(self, heads: Heads) -> Tensor:
-        return score_cores(heads)[0].keys
 
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         framed, _ = score_cores(heads)
@@ -257,9 +250,6 @@ class ScoreUnit(HeadsUnit):
 @dataclass(frozen=True)
 class OutputUnit(HeadsUnit):
     """The products of values and outputs in all heads; the output bias absorbs the mean of what is lost."""
-
-    def read_basis(self, heads: Heads) -> Tensor:
-        return output_cores(heads)[0].values
 
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         framed, cores = output_cores(heads)
@@ -315,12 +305,13 @@ class Attention(Kind):
         roles, paths = Roles.of(attention), self.layers_of(owner, attention)
         assert roles and paths
         for with_scores in [True] * (len(units) == 2) + [False] * (len(roles.inputs) == 3):
-            changes = [partial(change, roles, with_scores) for change in (_leave_out_half, _ignore_half)]
-            if computes_the_same(attention, call, *changes):
+            left_out, ignored, emptied = (
+                partial(change, with_scores) for change in (_leave_out_half, _ignore_half, _empty_half)
+            )
+            if computes_the_same(attention, call, left_out, ignored):
                 others = {} if with_scores else dict.fromkeys(paths[:2], NO_PRODUCTS)
-                each = partial(_leave_out_half, roles, with_scores), partial(_empty_half, roles, with_scores)
-                return Found.within(owner, units[-1 - with_scores :], each, others)
-        return Found(reasons=dict.fromkeys(paths, reason_left(attention, call, NO_PRODUCTS, *changes)))
+                return Found(units[-1 - with_scores :], others, (left_out, emptied), owner)
+        return Found(reasons=dict.fromkeys(paths, NO_PRODUCTS if call else NOT_CALLED))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         owner = name.rpartition(".")[0]
@@ -333,7 +324,7 @@ def _units(model: nn.Module, owner: str) -> tuple[HeadsUnit, ...]:
     roles = None if attention is None else Roles.of(attention)  # a module may have a length of 0
     if attention is None or roles is None:
         return ()
-    heads, paths = Heads.of(attention, roles), tuple(f"{owner}.{name}" for name in roles.layers(attention))
+    heads, paths = Heads.of(attention), tuple(f"{owner}.{name}" for name in roles.layers(attention))
     first, last = (
         tuple(f"{owner}.{name}.heads.{group}" for group in range(roles.num_groups))
         for name in (roles.inputs[0], roles.output)
@@ -346,36 +337,35 @@ def _units(model: nn.Module, owner: str) -> tuple[HeadsUnit, ...]:
     return ScoreUnit(f"{owner}.scores", owner, paths, first, size, width=width, dense_width=width), outputs
 
 
-def _leave_out_half(roles: Roles, with_scores: bool, attention: nn.Module) -> None:
+def _leave_out_half(with_scores: bool, attention: nn.Module) -> None:
     """Keep every other feature, which fails in code that takes their number from its inputs."""
-    heads = Heads.of(attention, roles)
+    heads = Heads.of(attention)
     kept = {name: each[:, ::2] for name in FEATURES[with_scores] if (each := getattr(heads, name)) is not None}
-    put_heads(attention, roles, replace(heads, **kept, outputs=heads.outputs[..., ::2]))
+    put_heads(attention, replace(heads, **kept, outputs=heads.outputs[..., ::2]))
 
 
-def _ignore_half(roles: Roles, with_scores: bool, attention: nn.Module) -> None:
+def _ignore_half(with_scores: bool, attention: nn.Module) -> None:
     """Put zeros in place of every other feature, and call the cores."""
-    _empty_half(roles, with_scores, attention)
+    _empty_half(with_scores, attention)
     call_cores(attention, with_scores)
 
 
-def _empty_half(roles: Roles, with_scores: bool, attention: nn.Module) -> None:
-    heads = Heads.of(attention, roles)
+def _empty_half(with_scores: bool, attention: nn.Module) -> None:
+    heads = Heads.of(attention)
     emptied = {name: each.clone() for name in FEATURES[with_scores] if (each := getattr(heads, name)) is not None}
     for each in emptied.values():
         each[:, 1::2] = 0
-    put_heads(attention, roles, replace(heads, **emptied))
+    put_heads(attention, replace(heads, **emptied))
 
 
 def call_cores(attention: nn.Module, with_scores: bool) -> None:
     """Let an attention call the cores of both products, or only those of its outputs."""
-    roles = Roles.of(attention)
-    assert roles
-    heads, scores = Heads.of(attention, roles), None
+    heads, scores = Heads.of(attention), None
     if with_scores:
         heads, scores = score_cores(heads)
     heads, outputs = output_cores(heads)
-    put_heads(attention, roles, heads)
+    put_heads(attention, heads)
+    roles = heads.roles
     if scores:
         name = roles.inputs[0]
         attention.set_submodule(name, ScoreCores(attention.get_submodule(name), scores))
@@ -383,10 +373,10 @@ def call_cores(attention: nn.Module, with_scores: bool) -> None:
     attention.set_submodule(roles.output, OutputCores(projection, outputs, roles.num_heads))
 
 
-def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
+def put_heads(attention: nn.Module, heads: Heads) -> None:
     """Replace an attention's heads: plain linear layers if scores and outputs are equally wide, otherwise padded."""
+    roles, before = heads.roles, Heads.of(attention)
     *inputs, output = (linear_of(attention.get_submodule(name)) for name in (*roles.inputs, roles.output))
-    before = Heads.of(attention, roles)
     is_kept = (heads.width, heads.scale) == (before.width, before.scale)  # a norm after the queries may cancel a factor
     scale = 1.0 if is_kept else heads.scale * heads.width**0.5
     queries = heads.queries * scale
@@ -397,26 +387,19 @@ def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
         filled = [weight.new_zeros(weight.shape[:2]) if bias is None else bias for weight, bias in group]
         weight = torch.cat([weight.flatten(0, 1) for weight, _ in group])
         bias = None if earlier.bias is None else torch.cat([each.flatten() for each in filled])
-        linear = _linear(weight, bias, earlier)
+        linear = linear_like(weight, bias, earlier)
         widths = tuple(weight.shape[1] for weight, _ in group)
         same = set(widths) == {heads.width}
         num_heads = len(group[0][0])
         replace_submodule(attention, name, linear if same else PaddedHeads(linear, widths, num_heads, heads.width))
-    linear = _linear(heads.outputs.transpose(0, 1).flatten(1), heads.output_bias, output)
+    linear = linear_like(heads.outputs.transpose(0, 1).flatten(1), heads.output_bias, output)
     same = heads.output_width == heads.width
     replace_submodule(attention, roles.output, linear if same else LeadingOfHeads(linear, roles.num_heads))
     if not is_kept:
-        set_width(attention, roles, heads.width)
-
-
-def set_width(attention: nn.Module, roles: Roles, width: int) -> None:
-    """Set the head width in an attention's attributes, and the scale of its scores to match."""
-    for name, value in (("head_dim", width), ("attn_dim", roles.num_heads * width)):
-        if hasattr(attention, name):
-            setattr(attention, name, value)
-    for name in SCALE:
-        if hasattr(attention, name):
-            setattr(attention, name, width**-0.5)
+        sizes = {"head_dim": heads.width, "attn_dim": roles.num_heads * heads.width}
+        for name, value in (sizes | dict.fromkeys(SCALE, heads.width**-0.5)).items():
+            if hasattr(attention, name):
+                setattr(attention, name, value)
 
 
 def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor, Tensor | None]]:
@@ -432,10 +415,6 @@ def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor,
         (weight.unflatten(0, (num_heads, -1)), None if bias is None else bias.unflatten(0, (num_heads, -1)))
         for weight, bias in zip(weights, biases, strict=True)
     ]
-
-
-def _linear(weight: Tensor, bias: Tensor | None, earlier: nn.Linear) -> nn.Linear:
-    return trained_like(linear_layer(own_parameter(weight), None if bias is None else own_parameter(bias)), earlier)
 
 
 def _stacked(decompositions: list[Decomposition], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,9 @@ Finding, linear layers, decomposition, errors, cost, and `put`, the only way to 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -91,9 +90,9 @@ class Part(ABC):
         return 1
 
     @property
-    @abstractmethod
     def full_rank(self) -> int:
         """The largest rank at which it costs no more than dense."""
+        return self.largest
 
     @abstractmethod
     def rank_of_ratio(self, ratio: float) -> int:
@@ -169,7 +168,7 @@ class Part(ABC):
 
     def after(self, earlier: Self) -> Self:
         """The same part in a narrowed network, with ratios of what the `earlier` one was."""
-        return replace(self, rows=earlier.rows, stages=earlier.stages, tokens=earlier.tokens)
+        return replace(self, rows=earlier.rows)
 
     def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
         """The tensors that hold a decomposition in a file."""
@@ -177,8 +176,7 @@ class Part(ABC):
 
     def stored_shapes(self, linear: LinearLayer) -> dict[str, tuple[int, ...]]:
         """Shapes of the stored tensors of one of its linears."""
-        factor = linear.factors()[0] if isinstance(linear, LowRankLayer) else linear.weight
-        left, right = (*factor.shape[:-1], self.largest), (self.largest, linear.in_features)
+        left, right = (*linear.weight.shape[:-1], self.largest), (self.largest, linear.in_features)
         return {"left": left, "right": right, "energies": (self.largest,), "num_repaired": ()}
 
     def restored(self, linear: LinearLayer, tensors: Mapping[str, Tensor]) -> Decomposition:
@@ -200,10 +198,6 @@ class Unit(Part):
 
     @property
     def largest(self) -> int:
-        return self.width
-
-    @property
-    def full_rank(self) -> int:
         return self.width
 
     def num_weights(self, rank: int | None) -> int:
@@ -232,19 +226,14 @@ def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> 
 class Found:
     """Parts of one module, and by layer the reason why others are in none.
 
-    After each of two `changes`, the whole network computes the same unless other code of it sees what the module holds.
+    After each of two `changes` of the module `within` (default: of the network), the whole network computes the same
+    unless other code of it sees what the module holds.
     """
 
     parts: tuple[Part, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     changes: tuple["Change", ...] = ()
-
-    @classmethod
-    def within(
-        cls, owner: str, parts: tuple[Part, ...], changes: Iterable["Change"], reasons: dict[str, str]
-    ) -> "Found":
-        """Parts of the module `owner`, and changes of it."""
-        return cls(parts, reasons, tuple(partial(_change_within, owner, change) for change in changes))
+    within: str = ""
 
     def left(self, reason: str) -> "Found":
         """The same with no parts, for a reason."""
@@ -281,7 +270,6 @@ class Kind(ABC):
 
 
 NOT_CALLED = "no unit: the module that holds it is not called, as if its code were copied or compiled elsewhere"
-HOOKED = "no unit: a hook, or a `forward` of its own, changes what it computes"
 USED_ELSEWHERE = "no unit: other code of the network reads or changes what this module computes"
 
 SAME = 1e-5  # relative error in float64 of code that rounds to float32 in between
@@ -289,39 +277,32 @@ SAME = 1e-5  # relative error in float64 of code that rounds to float32 in betwe
 Change = Callable[[nn.Module], None]
 
 
-def _change_within(owner: str, change: Change, network: nn.Module) -> None:
-    change(network.get_submodule(owner))
-
-
 @torch.no_grad()
 def computes_the_same(module: nn.Module, call: Call | None, *changes: Change) -> bool:
     """Whether a module gives the same outputs, in float64, for the arguments of a call after each of two `changes`."""
     if call is None:
         return False
-    args, kwargs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
     outputs = []
     for change in changes:
-        changed = copy_with(module).double().eval()
+        changed, (args, kwargs) = in_float64(module, call)
         try:
             change(changed)
             leaves = tree_leaves(changed(*args, **kwargs))
             outputs.append(next(leaf for leaf in leaves if isinstance(leaf, Tensor)))
         except Exception:  # from anyone's code
             return False
-    one, other = outputs
+    return are_same(*outputs)
+
+
+def in_float64(module: nn.Module, call: Call) -> tuple[nn.Module, Call]:
+    """A copy of a module in evaluation mode, and the arguments of a call, in float64."""
+    call = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
+    return copy_with(module).double().eval(), call
+
+
+def are_same(one: Tensor, other: Tensor) -> bool:
+    """Whether outputs in float64 are equal but for rounding."""
     return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
-
-
-def reason_left(module: nn.Module, call: Call | None, otherwise: str, *changes: Change) -> str:
-    """Say why no unit was found: what hides it, if anything does, or else what the module computes."""
-    if call is None:
-        return NOT_CALLED
-    bare = copy_with(module)
-    for each in bare.modules():
-        vars(each).pop("forward", None)
-        for hooks in (each._forward_hooks, each._forward_pre_hooks):
-            hooks.clear()
-    return HOOKED if computes_the_same(bare, call, *changes) else otherwise
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module | None:

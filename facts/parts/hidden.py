@@ -12,19 +12,8 @@ from facts.cost.probe import Call
 from facts.decomposition.elimination import eliminate_together, undone
 from facts.decomposition.truncation import Decomposition
 from facts.modules.linear_calls import replace_submodule
-from facts.modules.lowrank import LinearLayer, linear_layer, own_parameter, trained_like
-from facts.parts.base import (
-    Found,
-    Kind,
-    Part,
-    Problem,
-    Unit,
-    computes_the_same,
-    module_at,
-    packed,
-    reason_left,
-    unpacked,
-)
+from facts.modules.lowrank import LinearLayer, linear_like, own_parameter
+from facts.parts.base import NOT_CALLED, Found, Kind, Part, Problem, Unit, computes_the_same, module_at
 
 MATRICES = 16  # [n, n] in float64, at most, that an elimination holds for each MLP
 NOT_SEPARATE = "hidden units that cannot be left out one by one"
@@ -91,7 +80,7 @@ class HiddenUnit(Unit):
     def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
         """Store only the triangle of the right factor; with the weight, it gives the left one."""
         triangle = decomposition.right[:, decomposition.order]
-        tensors = packed(decomposition) | {"right": triangle[_below(len(triangle))]}
+        tensors = super().stored(decomposition) | {"right": triangle[_below(len(triangle))]}
         del tensors["left"]
         return tensors
 
@@ -107,7 +96,8 @@ class HiddenUnit(Unit):
         triangle[_below(self.width)] = values
         right = torch.zeros_like(triangle)
         right[:, order] = triangle
-        return unpacked({**tensors, "right": right, "left": undone(linear.weight.detach(), right, order)})
+        whole = {**tensors, "right": right, "left": undone(linear.weight.detach(), right, order)}
+        return super().restored(linear, whole)
 
 
 class Hidden(Kind):
@@ -123,8 +113,8 @@ class Hidden(Kind):
         assert unit and roles
         changes = partial(_leave_out_half, roles), partial(_ignore_half, roles)
         if computes_the_same(mlp, call, *changes):
-            return Found.within(owner, (unit,), changes, {})
-        return Found(reasons=dict.fromkeys(unit.layers, reason_left(mlp, call, NOT_SEPARATE, *changes)))
+            return Found((unit,), {}, changes, owner)
+        return Found(reasons=dict.fromkeys(unit.layers, NOT_SEPARATE if call else NOT_CALLED))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         mlp = module_at(model, name)
@@ -156,17 +146,8 @@ def keep_hidden(mlp: nn.Module, roles: Roles, kept: Tensor, weight: Tensor, bias
     rows = torch.cat([kept, kept + size]) if roles.packed else kept
     for name in roles.ups:
         up = mlp.get_submodule(name)
-        replace_submodule(mlp, name, _like(up, up.weight[rows], None if up.bias is None else up.bias[rows]))
-    replace_submodule(mlp, roles.down, _like(mlp.get_submodule(roles.down), weight, bias))
-
-
-def _like(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Make a linear layer with copies of these values, in the type of `layer`, and trainable where it is."""
-    assert isinstance(layer, nn.Linear)
-    new = linear_layer(
-        own_parameter(weight.to(layer.weight)), None if bias is None else own_parameter(bias.to(layer.weight))
-    )
-    return trained_like(new, layer)
+        replace_submodule(mlp, name, linear_like(up.weight[rows], None if up.bias is None else up.bias[rows], up))
+    replace_submodule(mlp, roles.down, linear_like(weight, bias, mlp.get_submodule(roles.down)))
 
 
 def _below(size: int) -> Tensor:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from facts.cost.probe import Call, Probe
+from facts.cost.probe import Probe
 from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import PLAIN, Form
 from facts.modules.linear_calls import is_pointwise, replace_submodule, with_linear_layers
 from facts.modules.lowrank import own_parameter, trained_like
 from facts.modules.networks import evaluating, output_layers
-from facts.parts.base import Found, Kind, Part, module_at
+from facts.parts.base import Part
 
 EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
@@ -43,6 +43,12 @@ class LayerPart(Part):
     d_in: int = 0
     bias: bool = False
     form: Form = field(default=PLAIN, repr=False)  # which no cache depends on
+
+    @classmethod
+    def of(cls, name: str, layer: nn.Linear) -> Self:
+        """The part that a layer with a name is by itself."""
+        (d_out, d_in), has_bias = layer.weight.shape, layer.bias is not None
+        return cls(name, name, (name,), (name,), d_out * d_in, d_out=d_out, d_in=d_in, bias=has_bias)
 
     @property
     def largest(self) -> int:
@@ -80,25 +86,6 @@ class LayerPart(Part):
 
     def in_form(self, form: Form) -> Self:
         return replace(self, form=form)
-
-
-class Layers(Kind):
-    """Linear layers, each by itself."""
-
-    def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
-        return [owner] if isinstance(module, nn.Linear) else None
-
-    def find(self, model: nn.Module, owner: str, call: Call | None) -> Found:
-        part = self.at(model, owner)
-        assert part
-        return Found((part,))
-
-    def at(self, model: nn.Module, name: str) -> Part | None:
-        layer = module_at(model, name)
-        if not isinstance(layer, nn.Linear):
-            return None
-        (d_out, d_in), has_bias = layer.weight.shape, layer.bias is not None
-        return LayerPart(name, name, (name,), (name,), d_out * d_in, d_out=d_out, d_in=d_in, bias=has_bias)
 
 
 @dataclass(frozen=True)
@@ -147,23 +134,22 @@ def select_layers(
             "model = model.merge_and_unload(), so that the weights are what the network computes with"
         )
     model = with_linear_layers(model)
-    linear, pointwise = linear_layers(model), pointwise_convolutions(model)
-    candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
+    candidates = replaceable(model)
+    pointwise = [name for name, layer in candidates.items() if is_pointwise(layer)]
     probe = probe or Probe.of(model)
     never = [name for name, count in probe.rows.items() if not count]
     reasons = dict.fromkeys(probe.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
     reasons |= dict.fromkeys(probe.makers, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
-        (chosen, matching), shared = _named(names, candidates, model), reasons_shared(model)
+        (chosen, matching), shared = _named(names, list(candidates), model), reasons_shared(model)
         for name in sorted(chosen):
-            reason = shared.get(name) or reason_not_plain(model.get_submodule(name))  # type: ignore[arg-type]  # a layer
-            if reason:
+            if reason := shared.get(name) or reason_not_plain(candidates[name]):
                 raise ValueError(
                     f"layer {name} cannot be compressed: {reason}. Leave it out, or give it a plain weight of its own"
                 )
         taken = [name for name in candidates if name in chosen or name in matching - reasons.keys()]
         reasons = {name: reasons[name] if name in matching and name in reasons else NOT_NAMED for name in candidates}
-    elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
+    elif names == "all" or (names is None and candidates.keys() <= {*reasons, *pointwise}):
         taken = [name for name in candidates if name not in reasons]
     else:
         taken = [name for name in candidates if name not in reasons and name not in pointwise]
@@ -176,11 +162,10 @@ def select_layers(
             "Name the layers"
         )
     model = with_linear_layers(model, [name for name in taken if name in pointwise])
-    layers = linear_layers(model)
     renamed = {name: f"{name}.linear" if name in pointwise else name for name in taken}
     return Selection(
         model,
-        {new: layers[new] for new in renamed.values()},
+        {new: model.get_submodule(new) for new in renamed.values()},  # type: ignore[misc]
         {new: probe.rows[name] for name, new in renamed.items()},
         skipped,
         probe.flops,
@@ -207,13 +192,9 @@ def _named(names: Iterable[str], candidates: list[str], model: nn.Module) -> tup
     return chosen, matching
 
 
-def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-
-
-def pointwise_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
-    """The model's 1x1 convolutions, which can be compressed like linear layers."""
-    return {name: module for name, module in model.named_modules() if is_pointwise(module)}
+def replaceable(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """The linear layers, and the 1x1 convolutions, which can be compressed like them."""
+    return {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)}
 
 
 def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_NAMES) -> dict[str, str]:
@@ -224,7 +205,7 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
     """
     heads, shared = output_layers(model), reasons_shared(model)
     reasons = {}
-    for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
+    for name, layer in replaceable(model).items():
         excluded = [part for part in excluded_names if part in name.replace("multihead", "")]
         if layer in heads:
             reasons[name] = MAKES_OUTPUTS

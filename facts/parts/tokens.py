@@ -5,6 +5,7 @@ front), D features, k directions of the metric.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,28 +13,25 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
-from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LinearLayer, LowRankLayer
+from facts.modules.networks import hooked
 from facts.modules.tokens import (
     Changed,
     Merge,
     MergedBlock,
     MergingEntry,
     ObservedBlock,
-    ObservedEntry,
     Tokens,
     TokenStream,
     change_block,
-    change_within,
     rows_at,
 )
 from facts.moments.batch import LayerBatch
-from facts.parts.base import SAME, Description, Found, Kind, Part, module_at
+from facts.parts.base import Description, Found, Kind, Part, are_same, in_float64, module_at
 
 NUM_LEVELS = 16  # at which the loss of merging is measured
 NUM_COUNTS = 64  # of tokens to choose from
@@ -72,10 +70,6 @@ class Merging(Part):
 
     @property
     def largest(self) -> int:
-        return self.tokens
-
-    @property
-    def full_rank(self) -> int:
         return self.tokens
 
     @property
@@ -159,23 +153,15 @@ class Merging(Part):
         else:
             directions = weights[self.name].right.to(like.device, torch.float32).contiguous()
         merge = Merge(rank, self.tokens, self.protected, directions, bool(self.entry))
-        change_block(block, MergedBlock, merge)
-        if self.entry:
-            change_within(block.get_submodule(self.entry), MergingEntry, merge)
-        for owner in _after(model, self.owner):
-            block = model.get_submodule(owner)
-            if not isinstance(block, Changed):
-                change_block(block, MergedBlock, Merge())
+        change_block(block, MergedBlock, merge, self.entry)
+        blocks = list(model.get_submodule(self.owner.rpartition(".")[0]).children())
+        for later in blocks[blocks.index(block) + 1 :]:
+            if not isinstance(later, Changed):
+                change_block(later, MergedBlock, Merge())
 
     def rewrite(self, network: nn.Module, names: Collection[str]) -> None:
-        block = network.get_submodule(self.owner)
         stream = TokenStream(self.size, self.protected, bool(self.entry), next(network.parameters()))
-        change_block(block, ObservedBlock, stream)
-        if self.entry:
-            change_within(block.get_submodule(self.entry), ObservedEntry, stream)
-
-    def after(self, earlier: Self) -> Self:
-        return earlier
+        change_block(network.get_submodule(self.owner), ObservedBlock, stream, self.entry)
 
     def stored_shapes(self, linear: LinearLayer) -> dict[str, tuple[int, ...]]:
         k = self.num_directions
@@ -281,40 +267,29 @@ class TokensOfBlocks(Kind):
         alone = len(owners) == len(found)
         candidates = [*owners, *(name.removesuffix(".tokens") for name in reasons if name.endswith(".tokens"))]
         outer = {each for each in candidates if any(other.startswith(f"{each}.") for other in candidates)}
-        for each in outer:
-            reasons.pop(f"{each}.tokens", None)
-        chains: dict[str, list[Part]] = {}
-        for part in found:
-            if part.shortens and part.owner not in outer:
-                chains.setdefault(part.owner.rpartition(".")[0], []).append(part)
-        stages = {
-            each.owner: tuple(other.name for other in chain[: place + 1])
-            for chain in chains.values()
-            for place, each in enumerate(chain)
-        }
-        result: list[Part] = []
+        for owner in outer:
+            reasons.pop(f"{owner}.tokens", None)
+        found = [part for part in found if not (part.shortens and part.owner in outer)]
+        chains, blocks = defaultdict[str, list[Merging]](list), dict[str, Merging]()
         for part in found:
             if isinstance(part, Merging):
-                if part.owner in outer:
-                    continue
-                chain = chains[part.owner.rpartition(".")[0]]
-                part = replace(part, stages=stages[part.owner][:-1], length=len(chain))
-                result.append(part.with_layers_of(model) if alone else part)
-            else:
-                result.append(_within(part, stages, found))
-        return result
+                chains[part.owner.rpartition(".")[0]].append(part)
+        for chain in chains.values():
+            names = tuple(each.name for each in chain)
+            for place, each in enumerate(chain):
+                block = replace(each, stages=names[:place], length=len(chain))
+                blocks[each.name] = block.with_layers_of(model) if alone else block
+        return [blocks.get(part.name) or _within(part, blocks.values()) for part in found]
 
 
-def _within(part: Part, stages: Mapping[str, tuple[str, ...]], found: Iterable[Part]) -> Part:
+def _within(part: Part, blocks: Iterable[Merging]) -> Part:
     """The same part, of whichever kind, with the stages that leave it tokens."""
     layer = (part.owner, *part.layers)[-1]
-    for block in found:
-        if isinstance(block, Merging) and block.owner in stages and layer.startswith(f"{block.owner}."):
-            if part.rows < block.tokens:  # it does not see the tokens one by one
-                break
-            all_stages, is_behind = stages[block.owner], not block.entry or layer in block.behind
-            return replace(part, stages=all_stages if is_behind else all_stages[:-1], tokens=block.tokens)
-    return part
+    block = next((each for each in blocks if layer.startswith(f"{each.owner}.")), None)
+    if block is None or part.rows < block.tokens:  # it does not see the tokens one by one
+        return part
+    is_before = block.entry and layer not in block.behind
+    return replace(part, stages=block.stages if is_before else (*block.stages, block.name), tokens=block.tokens)
 
 
 def _part(owner: str) -> Merging:
@@ -324,13 +299,6 @@ def _part(owner: str) -> Merging:
 def _is_entry(model: nn.Module, owner: str) -> bool:
     parent = owner.rpartition(".")[0]
     return isinstance(model.get_submodule(parent), nn.ModuleList | nn.Sequential)
-
-
-def _after(model: nn.Module, owner: str) -> list[str]:
-    """The entries after one in its list."""
-    parent, _, own = owner.rpartition(".")
-    names = [name for name, _ in model.get_submodule(parent).named_children()]
-    return [f"{parent}.{name}" for name in names[names.index(own) + 1 :]]
 
 
 def num_protected(model: nn.Module, owner: str, count: int) -> int:
@@ -361,42 +329,37 @@ def _run(block: nn.Module, call: Call, tokens: Tensor) -> Tensor:
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
-@torch.no_grad()
-def _checked(check: Callable[[nn.Module, Call, Tensor], bool], block: nn.Module, call: Call) -> bool | None:
-    """Run a check in float64; None if the block cannot be run in that way."""
-    double = copy_with(block).double().eval()
-    call = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
-    try:
-        return bool(check(double, call, call[0][0]))
-    except Exception:  # from anyone's code
-        return None
+def _in_float64(check: Callable[..., bool]) -> Callable[..., bool | None]:
+    """Let a check of a block and a call run in float64; it returns None if the block cannot be run in that way."""
+
+    @torch.no_grad()
+    def checked(block: nn.Module, call: Call, *others: Any) -> bool | None:
+        block, call = in_float64(block, call)
+        try:
+            return check(block, call, *others)
+        except Exception:  # from anyone's code
+            return None
+
+    return checked
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
-
-
-def _mixes(block: nn.Module, call: Call) -> bool | None:
+@_in_float64
+def _mixes(block: nn.Module, call: Call) -> bool:
     """Whether a token's output depends on another token."""
-
-    def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
-        other = tokens.clone()
-        other[:, -1] = -other[:, -1]
-        one, changed = _run(block, call, tokens), _run(block, call, other)
-        return one.shape == tokens.shape and not one[:, :-1].equal(changed[:, :-1])
-
-    return _checked(check, block, call)
+    tokens = call[0][0]
+    other = tokens.clone()
+    other[:, -1] = -other[:, -1]
+    one, changed = _run(block, call, tokens), _run(block, call, other)
+    return one.shape == tokens.shape and not one[:, :-1].equal(changed[:, :-1])
 
 
-def _permutes(block: nn.Module, call: Call, protected: int) -> bool | None:
+@_in_float64
+def _permutes(block: nn.Module, call: Call, protected: int) -> bool:
     """Whether outputs permute with the tokens after the protected ones."""
-
-    def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
-        order = torch.randperm(tokens.shape[1] - protected, generator=torch.Generator().manual_seed(0)) + protected
-        order = torch.cat([torch.arange(protected), order]).to(tokens.device)
-        return _equal(_run(block, call, tokens)[:, order], _run(block, call, tokens[:, order]))
-
-    return _checked(check, block, call)
+    tokens = call[0][0]
+    order = torch.randperm(tokens.shape[1] - protected, generator=torch.Generator().manual_seed(0)) + protected
+    order = torch.cat([torch.arange(protected), order]).to(tokens.device)
+    return are_same(_run(block, call, tokens)[:, order], _run(block, call, tokens[:, order]))
 
 
 def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
@@ -411,11 +374,8 @@ def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
             seen.append(module)
 
     leaves = [module for module in names if isinstance(module, LinearLayer) or not any(True for _ in module.children())]
-    hooks = [module.register_forward_hook(note) for module in leaves]
-    with torch.no_grad():
+    with torch.no_grad(), hooked((module, note) for module in leaves):
         _run(block, call, call[0][0])
-    for hook in hooks:
-        hook.remove()
     linears = [place for place, module in enumerate(seen) if isinstance(module, LinearLayer)]
     norms = [
         place for place, module in enumerate(seen) if _size_of(module) == part.size and place < max(linears, default=0)
@@ -432,19 +392,16 @@ def _size_of(module: nn.Module) -> int | None:
     return len(weight) if isinstance(weight, Tensor) and weight.ndim == 1 else None
 
 
-def _counts(block: nn.Module, call: Call, part: Merging) -> bool | None:
+@_in_float64
+def _counts(block: nn.Module, call: Call, part: Merging) -> bool:
     """Whether one token of size 2 has the effect of two equal ones, also if the block merges them itself."""
-
-    def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
-        twice = torch.cat([tokens, tokens[:, -1:]], dim=1)
-        expected, count = _run(block, call, twice), tokens.shape[1]
-        places = torch.arange(count + 1, device=tokens.device).clamp(max=count - 1)[None]
-        sizes = torch.ones_like(tokens[..., 0]).index_add(1, places[0, -1:], torch.ones_like(tokens[:, :1, 0]))
-        around = nn.ModuleList([block])
-        merging = replace(part, name="0.tokens", owner="0", tokens=count + 1)
-        eye = torch.eye(part.size, dtype=tokens.dtype, device=tokens.device)
-        merging.put(around, count, {"0.tokens": Decomposition(eye, eye, eye[0])})
-        given = Tokens(tokens, sizes, places).restored()
-        return _equal(expected, _run(block, call, given)) and _equal(expected, _run(block, call, twice))
-
-    return _checked(check, block, call)
+    tokens = call[0][0]
+    twice = torch.cat([tokens, tokens[:, -1:]], dim=1)
+    expected, count = _run(block, call, twice), tokens.shape[1]
+    places = torch.arange(count + 1, device=tokens.device).clamp(max=count - 1)[None]
+    sizes = torch.ones_like(tokens[..., 0]).index_add(1, places[0, -1:], torch.ones_like(tokens[:, :1, 0]))
+    merging = replace(part, name="0.tokens", owner="0", tokens=count + 1)
+    eye = torch.eye(part.size, dtype=tokens.dtype, device=tokens.device)
+    merging.put(nn.ModuleList([block]), count, {"0.tokens": Decomposition(eye, eye, eye[0])})
+    given = Tokens(tokens, sizes, places).restored()
+    return all(are_same(expected, _run(block, call, each)) for each in (given, twice))

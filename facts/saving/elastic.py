@@ -118,7 +118,7 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
         raise ValueError(f"{folder / ELASTIC} belongs to other weights: save or fetch the folder again")
     problem = _problem(dense, folder, content)
     calibration = problem.calibration
-    if budget.bounds_latency:
+    if "latency" in budget.costs:
         if content.input_shape is None:
             raise ValueError("latency needs one input tensor of a known shape: bound flops or params")
         calibration = replace(calibration, first_inputs=torch.zeros_like(calibration.example, device=problem.device))

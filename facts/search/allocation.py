@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
@@ -37,10 +37,7 @@ class Allocation:
 
 
 def allocate(
-    profiles: Mapping[str, Sequence[tuple[Costs, float]]],
-    budget: Costs,
-    *,
-    time_limit: float = 60.0,
+    profiles: Mapping[str, Sequence[tuple[Costs, float]]], budget: Costs, *, time_limit: float = 60.0
 ) -> Allocation:
     """Choose one `(cost, error)` per layer, minimising the total error within the budget for total cost (paper, eq. 3).
 
@@ -48,7 +45,9 @@ def allocate(
     that is empty or holds NaN or infinity, and a budget below the smallest cost.
     """
     program = _Program(*_checked(profiles, budget))
-    command = _solver()
+    # CBC, by the class that PuLP 4 still has; of it and HiGHS, the faster on hard profiles. Its preprocessing misses
+    # the optimum of some small problems; `_contenders` removes choices instead.
+    command = partial(pulp.COIN_CMD, path=pulp.PULP_CBC_CMD.pulp_cbc_path, options=["preprocess off"])
     deadline = time.monotonic() + time_limit
     prices, best = program.relaxation()
     status: Status = "time limit"
@@ -99,13 +98,6 @@ def _checked(
         costs.append(cost)
         errors.append(error)
     return costs, errors, bounds
-
-
-def _solver() -> Callable[..., pulp.LpSolver]:
-    """CBC, run by the class that PuLP 4 still has; of it and HiGHS, the faster on hard profiles."""
-    bundled = pulp.PULP_CBC_CMD.pulp_cbc_path
-    # The solver's preprocessing misses the optimum of some small problems; `_contenders` removes choices instead.
-    return partial(pulp.COIN_CMD, path=bundled, options=["preprocess off"])
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -163,17 +161,16 @@ class AllocationProblem:
         With tokens it is always the latter.
         """
         largest = ranks(min(self.bounds.values()))
-        shortens = self.calibration.has_tokens  # then costs are products of ratios
-        if shortens or ("latency" in self.bounds and not self.fits(largest)):
+        products = self.calibration.has_tokens  # costs are products of ratios
+        if products or ("latency" in self.bounds and not self.fits(largest)):
             too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))
             largest = ranks(too_slow / 1000)
         return largest
 
     def energies(self, name: str) -> Tensor:
         """Energies of a part's components `[k]` in float64, summed over the heads of a unit."""
-        return torch.stack([self.decompositions[linear].energies.double() for linear in self.parts[name].linears]).sum(
-            dim=0
-        )
+        energies = [self.decompositions[linear].energies.double() for linear in self.parts[name].linears]
+        return torch.stack(energies).sum(dim=0)
 
     def candidate_ranks(
         self, multiple: int, at_least: int, between: tuple[float, float] = RANGE
@@ -220,9 +217,3 @@ class Search(ABC):
     @abstractmethod
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         """Choose a rank for each layer. The budget is below the dense cost; `compress` handles larger budgets."""
-
-
-def ranks_between(ranks: Sequence[int], num_points: int) -> list[int]:
-    """Add `num_points` ranks between every two neighbours, evenly spaced and rounded, without duplicates."""
-    points = [np.linspace(low, high, num_points + 2) for low, high in pairwise(ranks)]
-    return sorted({*ranks, *np.rint(points).astype(int).ravel().tolist()})

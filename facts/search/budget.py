@@ -84,10 +84,6 @@ class Budget:
         """The costs that are bounded."""
         return {*self.ratios, *self.limits}
 
-    @property
-    def bounds_latency(self) -> bool:
-        return "latency" in self.costs
-
     def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
         """Convert all limits to fractions of the layers' cost, or of the whole network's time.
 

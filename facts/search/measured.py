@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.networks import autocast, evaluating, replaced_forwards, run
+from facts.modules.networks import autocast, evaluating, hooked, replaced_forwards, run
 from facts.moments.data_pass import within_memory
 from facts.moments.losses import squared_error
 from facts.search.base import AllocationProblem, Profile
@@ -81,9 +81,8 @@ class Prefix:
         trace.versions += versions_of(trace.outputs[-1])
         return output
 
-    @contextmanager
-    def before(self, layers: Collection[str]) -> Iterator[Callable[[dict[str, Callable[[Tensor], Tensor]]], Any]]:
-        """Yield a function that runs the network with other forward functions for these layers."""
+    def before(self, layers: Collection[str]) -> Callable[[dict[str, Callable[[Tensor], Tensor]]], Any]:
+        """Return a function that runs the network with other forward functions for these layers."""
         for layer in layers:
             if layer not in self.traces:
                 raise ValueError(f"layer {layer} does not run on these inputs; leave it out of the layers")
@@ -100,7 +99,7 @@ class Prefix:
             with replaced_forwards({self.modules[name]: new for name, new in forwards.items()}):
                 return run(self.model, _copy(self.inputs))  # a network may change its input in place
 
-        yield run_with
+        return run_with
 
     def _replay(self, name: str, outputs: list[Any]) -> Callable[..., Any]:
         remaining = iter(outputs)
@@ -183,12 +182,12 @@ class Sensitivity:
     ) -> Iterator[float]:
         """Yield the error at each rank, summed over one batch, from `expected` outputs or labels."""
         linears = self.problem.parts[name].linears
-        with prefix.before(linears) as rerun:
-            for rank in ranks:
-                forwards = {linear: self._truncated(linear, rank).forward for linear in linears}
-                outputs = read(rerun(forwards))
-                given = (outputs, expected) if self.of == "loss" else (expected, outputs)
-                yield self.error(*given).item()
+        rerun = prefix.before(linears)
+        for rank in ranks:
+            forwards = {linear: self._truncated(linear, rank).forward for linear in linears}
+            outputs = read(rerun(forwards))
+            given = (outputs, expected) if self.of == "loss" else (expected, outputs)
+            yield self.error(*given).item()
 
     def _truncated(self, linear: str, rank: int) -> LowRankLayer:
         calibration = self.problem.calibration
@@ -203,9 +202,6 @@ class Sensitivity:
             yield lambda outputs: outputs
             return
         seen: dict[str, Tensor] = {}  # the inputs of the last linear layer that ran
-        with ExitStack() as stack:
-            for module in model.modules():
-                if isinstance(module, nn.Linear):
-                    hook = module.register_forward_pre_hook(lambda module, args: seen.update(features=args[0]))
-                    stack.callback(hook.remove)
+        linears = (module for module in model.modules() if isinstance(module, nn.Linear))
+        with hooked(before=((linear, lambda _, args, kwargs: seen.update(features=args[0])) for linear in linears)):
             yield lambda outputs: seen["features"].clone()

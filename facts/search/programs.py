@@ -5,6 +5,7 @@ cost, the least of errors and price over the tokens of each block is found exact
 price is found by bisection, and what it leaves of the budget goes into tokens and widths (docs/methods.md).
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -163,7 +164,8 @@ class TokenProgram:
         origins, steps = [], np.subtract.outer(counts, counts)
         for part in chain:
             errors = discount * np.array([*self.cumulative[part.name].values()])
-            within = sum(self._least(name, price) for name in self.within[part.name])
+            tables = [self._tables[name] for name in self.within[part.name]]
+            within = sum((lost + price * costs).min(axis=1) for _, lost, costs in tables)
             total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
             total[(steps < 0) | (steps > most * counts[0])] = np.inf  # tokens do not come back
             origins.append(total.argmin(axis=0))
@@ -178,51 +180,36 @@ class TokenProgram:
     @cached_property
     def _own_costs(self) -> dict[str, np.ndarray]:
         """By block, the cost of merging, and of layers in no other part, by the counts `[entering, going on]`."""
-        return {
-            part.name: np.array(
-                [
-                    [self.cost(part.name, left, dict.fromkeys(part.stages, entering)) for left in counts]
-                    for entering in counts
-                ]
-            )
-            for chain in self.chains
-            for part in chain
-            for counts in [[*self.cumulative[part.name]]]
-        }
+        found = {}
+        for part in itertools.chain(*self.chains):
+            counts = [*self.cumulative[part.name]]
+            plans: list[Plan] = [dict.fromkeys(part.stages, entering) for entering in counts]
+            found[part.name] = np.array([[self.cost(part.name, left, plan) for left in counts] for plan in plans])
+        return found
 
     @cached_property
-    def _choices(self) -> Profile:
-        """The errors of every other part's choices, dense first."""
-        parts = self.problem.parts.items()
-        return {name: {None: 0.0, **self.errors[name]} for name, part in parts if not part.shortens}
-
-    @cached_property
-    def _tables(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """The same errors, and the costs of these choices `[tokens that the part sees, choices]`."""
+    def _tables(self) -> dict[str, tuple[list[int | None], np.ndarray, np.ndarray]]:
+        """Every other part's choices, dense first, their errors, and costs `[tokens that the part sees, choices]`."""
         tables = {}
-        for name, choices in self._choices.items():
-            part = self.problem.parts[name]
-            plans: list[Plan] = [dict.fromkeys(part.stages[-1:], count) for count in self._seen(part)]
-            costs = [[self.cost(name, rank, plan) for rank in choices] for plan in plans]
-            tables[name] = np.array([*choices.values()]), np.array(costs)
+        for name, part in self.problem.parts.items():
+            if not part.shortens:
+                choices = {None: 0.0, **self.errors[name]}
+                plans: list[Plan] = [dict.fromkeys(part.stages[-1:], count) for count in self._seen(part)]
+                costs = [[self.cost(name, rank, plan) for rank in choices] for plan in plans]
+                tables[name] = [*choices], np.array([*choices.values()]), np.array(costs)
         return tables
 
     def _seen(self, part: Part) -> list[int]:
         """The counts of tokens that a part may see."""
         return [*self.cumulative[part.stages[-1]]] if part.stages else [part.tokens]
 
-    def _least(self, name: str, price: float) -> np.ndarray:
-        """The least of errors plus priced cost of a part, by the tokens that it sees."""
-        errors, costs = self._tables[name]
-        return (errors + price * costs).min(axis=1)
-
     def widths_at(self, price: float, tokens: Plan) -> Plan:
         """The choice of every other part at a price."""
         plan = dict(tokens)
-        for name, (errors, costs) in self._tables.items():
+        for name, (choices, errors, costs) in self._tables.items():
             part = self.problem.parts[name]
             seen = self._seen(part).index(part.remaining(tokens))
-            plan[name] = [*self._choices[name]][(errors + price * costs[seen]).argmin()]
+            plan[name] = choices[(errors + price * costs[seen]).argmin()]
         return plan
 
     def within_budget(self, most: float = math.inf, discount: float = 1.0) -> Plan:

@@ -102,8 +102,6 @@ def assert_same_state(model, before):
 class Keeping(Rows):
     """Keeps its outputs and counts its calls."""
 
-    __slots__ = ("factor",)
-
     def __init__(self, flat=True):
         super().__init__(False, flat)
         self.factor = 2.0
@@ -135,10 +133,10 @@ def test_nothing_is_left_in_a_network(settings):
     assert all(each.grad.equal(grad) for each, grad in zip(trained, grads, strict=True))
 
 
-def test_what_cannot_be_copied_is_named_before_any_work():
+def test_what_cannot_be_copied_is_refused_before_any_work():
     model = nn.Sequential(Rows(False))
     model[0].second.guard = threading.Lock()
-    with pytest.raises(ValueError, match=r"Sequential cannot be copied.*lock.*: 0.second.guard needs a __deepcopy__"):
+    with pytest.raises(ValueError, match=r"Sequential cannot be copied.*lock.*: give what cannot a __deepcopy__"):
         facts.compress(model, Unread(), **QUICK)
 
 

@@ -16,7 +16,7 @@ from facts.estimators import FACTS
 from facts.modules.heads import PaddedHeads
 from facts.modules.networks import replaced_forwards, run
 from facts.parts import part_at, put
-from facts.parts.attention import NO_PRODUCTS, Heads, OutputUnit, Roles, ScoreUnit, put_heads
+from facts.parts.attention import NO_PRODUCTS, Heads, OutputUnit, ScoreUnit, put_heads
 from facts.parts.hidden import NOT_SEPARATE, HiddenUnit
 from facts.parts.layers import LayerPart
 from facts.search import AllocationProblem
@@ -229,11 +229,10 @@ def test_estimators_decompose_units(estimator):
 @torch.no_grad()
 def test_heads_of_two_widths_are_padded_and_read_again(scores, outputs):
     attention, x = make_vit().blocks[0].attn.eval(), torch.randn(2, 5, 16, dtype=torch.float64)
-    roles = Roles.of(attention)
     model = nn.ModuleDict({"attention": attention})
     for kind, width in (("scores", scores), ("outputs", outputs)):
         part_at(model, f"attention.{kind}", "units").put(model, width)
-    heads = Heads.of(attention, roles)
+    heads = Heads.of(attention)
     for tensor in (heads.queries, heads.keys, heads.values, heads.outputs, heads.query_bias, heads.output_bias):
         tensor.normal_()  # in place: they are views
     assert isinstance(attention.qkv, nn.Linear if scores == outputs else PaddedHeads)
@@ -246,7 +245,7 @@ def test_heads_of_two_widths_are_padded_and_read_again(scores, outputs):
         attention.fused_attn = fused
         torch.testing.assert_close(attention(x), expected)
     again = copy.deepcopy(attention)
-    put_heads(again, Roles.of(again), Heads.of(again, Roles.of(again)))
+    put_heads(again, Heads.of(again))
     torch.testing.assert_close(again(x), expected)
 
 

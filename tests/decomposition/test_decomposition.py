@@ -196,7 +196,7 @@ def heads(num_groups, num_features=15):
         torch.randn(2, number, 3, num_features, dtype=torch.float64) for number in (4, num_groups)
     )
     biases = torch.randn(4, 3, dtype=torch.float64), *torch.randn(2, num_groups, 3, dtype=torch.float64), None
-    return Heads(queries, keys, values, outputs.mT, *biases, scale=1.0)
+    return Heads(None, queries, keys, values, outputs.mT, *biases, scale=1.0)
 
 
 @pytest.mark.parametrize(("product", "num_groups"), [("scores", 4), ("outputs", 4), ("outputs", 2)])

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from facts import LowRankLinear, PivotedLinear
-from facts.modules.forms import FORMS, pivoted_layer
+from facts import LowRankLinear
+from facts.modules.forms import FORMS, Pivoted, Plain, pivoted_layer
 from tests.networks import compiled_outputs, relative_error
 
 PIVOTED = ("rows", "columns", "scattered rows", "scattered columns")
@@ -17,7 +17,7 @@ def make_layer(layout="rows", dtype=torch.float64, bias=True):
     """A 7 x 5 layer of rank 3."""
     torch.manual_seed(0)
     dense = nn.Linear(5, 7, bias=bias, dtype=dtype)
-    layer = LowRankLinear.empty(dense, 3) if layout == "plain" else PivotedLinear.empty(dense, 3, layout)
+    layer = (Plain() if layout == "plain" else Pivoted(layout=layout)).empty(dense, 3)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     if getattr(layer, "order", None) is not None:

@@ -11,7 +11,7 @@ from torch import nn
 import facts
 from experiments.mini.train import mini_recipe
 from facts.cost.timing import TimingPolicy
-from facts.modules.forms import PivotedLinear
+from facts.modules.forms import Pivoted
 from facts.saving import export as exporting
 from facts.saving.export import openvino_call
 from tests.disk import room_for
@@ -99,7 +99,7 @@ def test_a_loaded_network_exports_its_factors_and_nothing_else(loaded, kind):
 
 
 def test_scattered_pivots_take_any_batch_size(tmp_path):
-    model = nn.Sequential(PivotedLinear.empty(nn.Linear(12, 9), 4, "scattered columns"))
+    model = nn.Sequential(Pivoted(layout="scattered columns").empty(nn.Linear(12, 9), 4))
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     facts.export_onnx(model, torch.randn(2, 5, 12), tmp_path / "model.onnx")  # compares its outputs

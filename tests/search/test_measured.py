@@ -187,9 +187,9 @@ def test_outputs_are_those_of_a_whole_pass(name):
         changed = copy.deepcopy(model)
         changed.set_submodule(layer_name, halved(layer))
         expected = changed(images.clone())
-        with prefix.before([layer_name]) as run:
-            for _ in range(2):  # the second time nothing of the first is left
-                assert run({layer_name: halved(layer).forward}).equal(expected), layer_name
+        run = prefix.before([layer_name])
+        for _ in range(2):  # the second time nothing of the first is left
+            assert run({layer_name: halved(layer).forward}).equal(expected), layer_name
         assert not expected.equal(prefix.outputs)
     assert prefix.outputs.equal(model(images.clone()))
 
@@ -205,6 +205,5 @@ def test_what_comes_before_is_not_computed_again_and_what_comes_after_is():
     assert calls == ["grid", "windows", "tokens", "shared", "shared", "vector", "head"]
     for layer, after in (("rows", ["tokens", "shared", "shared", "vector", "head"]), ("shared", ["vector", "head"])):
         calls.clear()
-        with prefix.before([layer]) as run:
-            run({layer: halved(model.get_submodule(layer)).forward})
+        prefix.before([layer])({layer: halved(model.get_submodule(layer)).forward})
         assert calls == after

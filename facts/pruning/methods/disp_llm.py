@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from facts.modules.networks import frozen
+from facts.modules.networks import frozen, hooked
 from facts.pruning.base import Pruner, PruningProblem, check_vit, removal_order, slice_parameter, update_sizes
 from facts.utils.options import Count, NotNegative, Positive, Seed, options
 from facts.utils.progress import with_progress
@@ -94,18 +94,11 @@ class IndexedBlock(nn.Module):
         block = copy.deepcopy(block)
         self.norm1, self.attn, self.drop_path1 = block.norm1, block.attn, block.drop_path1
         self.norm2, self.mlp, self.drop_path2 = block.norm2, block.mlp, block.drop_path2
-        for layer, name, axis, place in (
-            (block.attn.qkv, "weight", 1, "attn_in"),
-            (block.attn.proj, "weight", 0, "attn_out"),
-            (block.attn.proj, "bias", 0, "attn_out"),
-            (block.mlp.fc1, "weight", 1, "mlp_in"),
-            (block.mlp.fc1, "weight", 0, "mlp_hidden"),
-            (block.mlp.fc1, "bias", 0, "mlp_hidden"),
-            (block.mlp.fc2, "weight", 1, "mlp_hidden"),
-            (block.mlp.fc2, "weight", 0, "mlp_out"),
-            (block.mlp.fc2, "bias", 0, "mlp_out"),
-        ):
-            slice_parameter(layer, name, axis, kept[place])
+        for layer, place in ((block.attn.qkv, "attn_in"), (block.mlp.fc1, "mlp_in"), (block.mlp.fc2, "mlp_hidden")):
+            slice_parameter(layer, "weight", 1, kept[place])
+        for layer, place in ((block.attn.proj, "attn_out"), (block.mlp.fc1, "mlp_hidden"), (block.mlp.fc2, "mlp_out")):
+            slice_parameter(layer, "weight", 0, kept[place])
+            slice_parameter(layer, "bias", 0, kept[place])
         update_sizes(self)
         for place in ("attn_in", "attn_out", "mlp_in", "mlp_out"):
             self.register_buffer(place, kept[place])
@@ -146,18 +139,19 @@ def remaining_weights(model: VisionTransformer, masks: Mapping[Gate, Tensor]) ->
 def gated(model: VisionTransformer, masks: Mapping[Gate, Tensor]) -> Iterator[None]:
     """Multiply every gate by its mask within the block; `masks` may be replaced before each pass."""
 
-    def multiply_input(gate: Gate, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0] * masks[gate], *args[1:])
+    def multiply_input(gate: Gate, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
+        return (args[0] * masks[gate], *args[1:]), kwargs
 
     def multiply_output(gate: Gate, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output * masks[gate]
 
-    with ExitStack() as stack:
-        for number, block in enumerate(model.blocks):
-            for place, module in (("attn_in", block.attn), ("mlp_in", block.mlp), ("mlp_hidden", block.mlp.fc2)):
-                stack.callback(module.register_forward_pre_hook(partial(multiply_input, (number, place))).remove)
-            for place, module in (("attn_out", block.attn), ("mlp_out", block.mlp)):
-                stack.callback(module.register_forward_hook(partial(multiply_output, (number, place))).remove)
+    before, after = [], []
+    for number, block in enumerate(model.blocks):
+        for place, module in (("attn_in", block.attn), ("mlp_in", block.mlp), ("mlp_hidden", block.mlp.fc2)):
+            before.append((module, partial(multiply_input, (number, place))))
+        for place, module in (("attn_out", block.attn), ("mlp_out", block.mlp)):
+            after.append((module, partial(multiply_output, (number, place))))
+    with hooked(after, before):
         yield
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from facts.moments.losses import SampledTargets
 from facts.parts import Plan
-from facts.search.base import AllocationProblem, Profile, Ratios, Search, SearchResult
+from facts.search.base import AllocationProblem, Ratios, Search, SearchResult
 from facts.search.measured import Sensitivity
 from facts.utils.options import options
 
@@ -26,19 +26,16 @@ class ASVDSearch(Search):
         if self.of == "loss" and isinstance(problem.calibration.loss, SampledTargets):
             raise ValueError('there are no labels to measure the loss on: give some, or choose of="output"')
         profile = Sensitivity(problem, self.of).profile(problem.ranks_of_ratios(self.ratios))
-        return SearchResult(plan_behind_cut(problem, profile), profile=profile)
+        entries = [(error, name, rank) for name, errors in profile.items() for rank, error in errors.items() if rank]
+        entries.sort(key=lambda entry: -entry[0])
 
+        def plan(cut: int) -> Plan:
+            """Each layer's smallest rank after a cut through all ranks, sorted by falling error."""
+            ranks: Plan = dict.fromkeys(problem.parts)
+            for _, name, rank in entries[cut:]:
+                ranks[name] = min(rank, ranks[name] or rank)
+            return ranks
 
-def plan_behind_cut(problem: AllocationProblem, errors: Profile) -> Plan:
-    """Sort all ranks by falling error and cut to meet the budget; each layer takes its smallest rank after the cut."""
-    entries = [(error, name, rank) for name in errors for rank, error in errors[name].items() if rank is not None]
-    entries.sort(key=lambda entry: -entry[0])
-
-    def plan(cut: int) -> Plan:
-        ranks: Plan = dict.fromkeys(problem.parts)
-        for _, name, rank in entries[cut:]:
-            ranks[name] = min(rank, ranks[name] or rank)
-        return ranks
-
-    # The cost rises with the cut, so bisection finds the last cut that fits, or 0 if none does.
-    return plan(bisect_left(range(1, len(entries) + 1), True, key=lambda cut: not problem.fits(plan(cut))))
+        # The cost rises with the cut, so bisection finds the last cut that fits, or 0 if none does.
+        cut = bisect_left(range(1, len(entries) + 1), True, key=lambda cut: not problem.fits(plan(cut)))
+        return SearchResult(plan(cut), profile=profile)

@@ -4,6 +4,7 @@ The KL divergence of the network's output is measured at five ratios per layer a
 best ranks within the budget.
 """
 
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from facts.parts import Part
 from facts.parts.base import candidate_ranks
-from facts.search.base import AllocationProblem, Ratios, SearchResult, ranks_between
+from facts.search.base import AllocationProblem, Ratios, SearchResult
 from facts.search.measured import Sensitivity
 from facts.search.programs import MILPSearch
 from facts.utils.options import Count, options
@@ -53,7 +54,8 @@ class CoRS(MILPSearch):
     def _interpolated(self, ranks: list[int], errors: dict[int | None, float]) -> dict[int | None, float]:
         """Interpolate the measured errors to all ranks that are offered."""
         if self.points_between:
-            offered = ranks_between(ranks, self.points_between)
+            points = [np.linspace(low, high, self.points_between + 2) for low, high in pairwise(ranks)]
+            offered = sorted({*ranks, *np.rint(points).astype(int).ravel().tolist()})
         else:
             offered = candidate_ranks(ranks[0], ranks[-1], self.rank_multiple, at_least=len(self.ratios))
         # Over ranks; for plain layers this equals interpolation over ratios, since parabolas and distances scale alike.
