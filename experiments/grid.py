@@ -245,6 +245,8 @@ def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
     if not isinstance(values, list | dict) or not values:
         raise ValueError(f"values must be a list such as values=[0,0.3,0.7], or a mapping of labels, got {values!r}")
     fields, rows = axis if isinstance(axis, list) else [axis], {}
+    if len({*fields}) < len(fields):
+        raise ValueError(f"axis names a field twice: {', '.join(fields)}")
     for label, value in values.items() if isinstance(values, dict) else ((label_of(value), value) for value in values):
         settings = value if isinstance(axis, list) else [value]
         if not isinstance(settings, list) or len(settings) != len(fields):

@@ -42,6 +42,7 @@ PLACES = (
     "a block whose outputs depend on the places of its tokens, such as windows, convolutions, rotary positions, "
     "relative biases or a mask"
 )
+NOT_ALONE = "a block that cannot be run by itself, in float64"
 AXES = "a block whose samples are not along the first axis"
 COUNTS = "a block in which a token cannot count as several"
 PREFIX = ("cls", "class", "dist", "reg_token", "register", "prefix")  # in names of parameters that are tokens
@@ -238,7 +239,9 @@ class TokensOfBlocks(Kind):
             return Found(reasons={name: PLACES})
         if count - protected < FEWEST or (mixes := _mixes(block, call)) is False:
             return Found()
-        if mixes is None or not _permutes(block, call, protected):
+        if mixes is None:
+            return Found(reasons={name: NOT_ALONE})
+        if not _permutes(block, call, protected):
             self.unfit.add((parent, type(block)))
             return Found(reasons={name: PLACES})
         directions = -(-size // SHARE_OF_DIRECTIONS)

@@ -115,6 +115,7 @@ def test_no_two_ablations_have_the_same_name(ablation):
     ("overrides", "message"),
     [
         (["axis=[ratio,seed]", "values=[[0.5,1],[0.4]]"], r"a list of 2 settings \(ratio, seed\), got \[0\.4\]"),
+        (["axis=[ratio,ratio]", "values=[[0.5,0.4]]"], "axis names a field twice: ratio, ratio"),
         (["axis=ratio"], "the experiment ablation, which needs both"),
     ],
 )
