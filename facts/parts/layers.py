@@ -92,15 +92,13 @@ class LayerPart(Part):
 class Selection:
     """A network in which the layers to compress are linear, and the reasons why others are skipped.
 
-    `rows` counts the vectors that each layer multiplies for one sample (1 if no input is known); `flops` counts the
-    whole network by the paper's rule; None if unknown.
+    `rows` counts the vectors that each layer multiplies for one sample (1 if no input is known).
     """
 
     model: nn.Module
     layers: dict[str, nn.Linear]
     rows: dict[str, int]
     skipped: dict[str, str]
-    flops: int | None
 
     def without(self, names: Collection[str], reason: str) -> Self:
         """The same selection without some layers. Raises `ValueError` if none is left."""
@@ -163,13 +161,8 @@ def select_layers(
         )
     model = with_linear_layers(model, [name for name in taken if name in pointwise])
     renamed = {name: f"{name}.linear" if name in pointwise else name for name in taken}
-    return Selection(
-        model,
-        {new: model.get_submodule(new) for new in renamed.values()},  # type: ignore[misc]
-        {new: probe.rows[name] for name, new in renamed.items()},
-        skipped,
-        probe.flops,
-    )
+    layers: dict[str, Any] = {new: model.get_submodule(new) for new in renamed.values()}
+    return Selection(model, layers, {new: probe.rows[name] for name, new in renamed.items()}, skipped)
 
 
 def _named(names: Iterable[str], candidates: list[str], model: nn.Module) -> tuple[set[str], set[str]]:
