@@ -151,7 +151,6 @@ def shared_code() -> str:
     return content_key({str(path): statements(PACKAGE / path) for path in shared})
 
 
-@cache
 def code_of(cls: type) -> str:
     """Hash of the file that defines a class; empty if it was typed into a session."""
     try:
