@@ -23,7 +23,7 @@ from facts.models import CausalLM, OpenMMLabModel, Recipe
 from facts.modules.forms import FORMS
 from facts.modules.networks import is_encoder
 from facts.moments.collect import MemoryPolicy
-from facts.moments.losses import Loss, SampledLabels
+from facts.moments.losses import SampledLabels
 from facts.parts import kinds_of
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES
@@ -81,9 +81,11 @@ class Cell:
     @cached_property
     def calibration(self) -> Calibration:
         """The network prepared for compression, with the task's data and the cache; an encoder by its features."""
-        own: dict[str, Any] = (
-            {} if is_encoder(self.model) else {"loss": self.loss, "output_error": self.task.output_error}
-        )
+        own: dict[str, Any] = {}
+        if not is_encoder(self.model):
+            loss, is_sampled = self.task.loss, self.config.labels == "sampled"
+            own["loss"] = SampledLabels(loss, self.config.seed) if is_sampled else loss
+            own["output_error"] = self.task.output_error
         return prepare(
             self.model,
             self.task.calibration(self.model),
@@ -181,11 +183,6 @@ class Cell:
 
     def earlier_record(self) -> Record | None:
         return read_record(self.fingerprint, self.records)
-
-    @property
-    def loss(self) -> Loss:
-        """The loss whose gradients are taken."""
-        return SampledLabels(self.task.loss, self.config.seed) if self.config.labels == "sampled" else self.task.loss
 
     @property
     def execution(self) -> Execution:

@@ -150,12 +150,13 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
         experiment = ablation_of(config)
         yield checked(experiment, experiment.name)
     elif len(names) > 1:
-        yield from map(experiment_of, names)
+        yield from (checked(read_experiment(name), name) for name in map(str, names))
     elif config.experiment.name == "all":
         yield from possible(every_experiment())
     elif (experiment := checked(config.experiment, str(names[0]))).experiments:
-        members = (experiment_of(name) for name in experiment.experiments if is_for_profile(read_experiment(name)))
-        yield from possible(each for each in members if not experiment.tasks or each.task in experiment.tasks)
+        members = ((read_experiment(name), name) for name in experiment.experiments)
+        own = (checked(each, name) for each, name in members if is_for_profile(each))
+        yield from possible(each for each in own if not experiment.tasks or each.task in experiment.tasks)
     else:
         yield experiment
 
@@ -177,11 +178,6 @@ def every_experiment() -> list[Experiment]:
                 log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
     names = dict.fromkeys([*own[MAIN].experiments, *own])
     return [own[name] for name in names if name in own and not own[name].experiments]
-
-
-def experiment_of(name: str) -> Experiment:
-    """Read an experiment's file, without the overrides of the command line."""
-    return checked(read_experiment(name), name)
 
 
 def checked(experiment: Experiment, name: str) -> Experiment:

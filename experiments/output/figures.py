@@ -68,12 +68,10 @@ THROUGHPUT = "_throughput"  # the ending of metrics
 PUBLISHED = "///"  # hatching of the paper's bars
 
 
-def panels(
-    columns: int, height: float, rows: int = 1, width: float = WIDTH, sharey: bool = False
-) -> tuple[Figure, list[Axes]]:
+def panels(columns: int, height: float, rows: int = 1, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
     """Make a figure with panels side by side; sizes are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def say(axes: Axes, what: str = "not measured") -> None:
@@ -88,17 +86,13 @@ def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
 
 def metrics_of(records: Records, *metrics: str) -> pd.DataFrame:
     """Collect metrics by row and column, and the last one's error, one line per record; NaN where it lacks one."""
-    known = {place: record for place, record in records.items() if record}
-    found = [
-        (*place, *(each.metrics.get(metric, nan) for metric in metrics), error_of(each, metrics[-1]))
-        for place, each in known.items()
-    ]
+    found = []
+    for place, record in records.items():
+        if record:
+            shares = record.outcomes.get(metrics[-1])
+            error = standard_error(unpacked(shares)) if shares else nan
+            found.append((*place, *(record.metrics.get(metric, nan) for metric in metrics), error))
     return pd.DataFrame(found, columns=["row", "column", *metrics, "standard_error"])
-
-
-def error_of(record: Record, metric: str) -> float:
-    """Compute the standard error of a metric that is a share of test samples; NaN for others."""
-    return standard_error(unpacked(record.outcomes[metric])) if metric in record.outcomes else nan
 
 
 def share_legend(figure: Figure, columns: int) -> None:

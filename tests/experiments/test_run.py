@@ -13,6 +13,7 @@ import experiments.methods
 import experiments.runner
 from experiments.cell import Cell
 from experiments.mini import CHECKPOINTS
+from experiments.mini.digits import Digits
 from experiments.record import read_record, read_records, write_record
 from experiments.run import main
 from experiments.runner import open_cell, run_cell
@@ -42,6 +43,7 @@ def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, t
 
 
 def test_a_failing_cell_is_recorded_raised_and_tried_again_and_a_finished_one_is_not(cell_config, monkeypatch):
+    monkeypatch.setattr(Digits, "num_evaluation", 128)
     config = cell_config("estimator=pela")
     with monkeypatch.context() as patch:
         patch.setattr(experiments.methods, "compress_prepared", lambda *args, **kwargs: 1 / 0)
