@@ -76,7 +76,7 @@ def test_usage_errors(run):
         ("compress", ("--seed", -1), "should be greater than or equal to 0"),
         ("compress", ("--num-workers", 100_000), "should be less than or equal to 128"),
         ("pareto", ("--estimators", "facts,fact"), "'fact' is not one of "),
-        ("pareto", ("--ratios", "0.3,half"), "to float: 'half': write fractions, such as 0.3"),
+        ("pareto", ("--ratios", "0.3,half"), "to float: 'half': write a fraction, such as 0.5"),
         ("compress", ("--ratio", "50%"), "write a fraction, such as 0.5 for 50%"),
     ):
         assert message in run(command, *network, *places, *arguments, code=2).output
