@@ -3,6 +3,7 @@
 It shows the measurements, their provenance, and why the others are missing.
 """
 
+import io
 import re
 from base64 import b64encode
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
+from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import Status
@@ -98,8 +100,10 @@ def table_of(result: Result) -> pd.DataFrame:
 
 
 def picture(path: Path) -> str:
-    """Encode a PNG in a URL."""
-    return f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
+    """Encode a PNG in a URL, as lossless WebP: a third of the bytes."""
+    file = io.BytesIO()
+    Image.open(path).save(file, "WEBP", lossless=True)
+    return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def code(text: str) -> Markup:
