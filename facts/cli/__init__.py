@@ -43,7 +43,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             print("interrupted: nothing is kept but what `--cache FOLDER` holds", file=sys.stderr)
             raise typer.Exit(130) from None
-        except (ImportError, OSError, ValueError) as error:
+        except (ImportError, MemoryError, OSError, ValueError) as error:
             if ctx.params["traceback"]:
                 raise
             Console(stderr=True, soft_wrap=True).print(Text(f"error: {error}", style="red"))

@@ -33,7 +33,8 @@ def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]
     total = batch_size(batch[0])
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.shape[:1] != (total,):
-            raise ValueError(f"a batch of {total} samples holds a tensor of shape {list(leaf.shape)}: make it smaller")
+            kind = f"a batch of {total} samples holds a tensor of shape {list(leaf.shape)}"
+            raise ValueError(f"{kind}, which has no row for each: give batches that fit the device's memory")
     step = -(-total // num_parts)
     for start in range(0, total, step):
         yield tree_map_only(Tensor, itemgetter(slice(start, start + step)), batch)
