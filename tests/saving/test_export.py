@@ -206,7 +206,7 @@ def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     model, example, out = make_vit().float(), torch.randn(1, 3, 16, 16), tmp_path / "vit.xml"
     with pytest.raises(ValueError, match=r"name the \.xml, not vit\.onnx"):
         facts.export_openvino(model, example, tmp_path / "vit.onnx")
-    with pytest.raises(ValueError, match=r"has the shape \[3, 8, 8\], but the example has \[3, 16, 16\]"):
+    with pytest.raises(ValueError, match=r"is float32 \[1, 3, 8, 8\], but the example.s are float32 \[1, 3, 16, 16\]"):
         facts.export_openvino(model, example, out, int8=[torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)])
     monkeypatch.setitem(sys.modules, "nncf", None)
     with pytest.raises(ModuleNotFoundError, match=r"OpenVINO export needs nncf: pip install -e '.\[openvino\]'"):
