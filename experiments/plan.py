@@ -22,7 +22,6 @@ from experiments.config import USER_ERRORS, Experiment, as_json, composed, in_a_
 from experiments.grid import GridCell, grid_of
 from experiments.record import Record, published_records, read_records
 
-BYTES = 4  # per value in float32, the type of stored moments and decompositions
 OPEN = ("to do", "failed", "weights not here")
 TIMED = ("profile", "model", "task", "estimator", "search", "pruning", "finetuning", "stages", "analysis")
 

@@ -41,7 +41,8 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: the caller ends silently
             raise
         except KeyboardInterrupt:
-            print("interrupted: nothing is kept but what `--cache FOLDER` holds", file=sys.stderr)
+            kept = "nothing is kept, but with `--cache FOLDER` the same command continues"
+            print(f"interrupted: {kept}", file=sys.stderr)
             raise typer.Exit(130) from None
         except (ImportError, MemoryError, OSError, ValueError) as error:
             if ctx.params["traceback"]:

@@ -25,7 +25,9 @@ def compress(
     flops: options.Flops = None,
     params: options.Params = None,
     latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of a batch on this device.")] = None,
-    error: Annotated[float | None, option(BUDGET, "Instead: the mean error (KL divergence) of outputs: 0.05.")] = None,
+    error: Annotated[
+        float | None, option(BUDGET, "Instead: the smallest network with this mean KL divergence of outputs: 0.05.")
+    ] = None,
     estimator: options.EstimatorName = None,
     search: options.SearchName = None,
     parts: options.PartsName = None,

@@ -249,7 +249,8 @@ def tokenized(text: str, tokenizer: Any) -> Tensor:
 def windows(tokens: Tensor, length: int) -> Tensor:
     """Cut tokens `[L]` into windows `[N, length]` and drop the remainder. Raises `ValueError` if none fits."""
     if len(tokens) < length:
-        raise ValueError(f"a text of {len(tokens)} tokens does not fill a window of {length}: give a longer one")
+        kind = f"a text of {len(tokens)} tokens does not fill a window of {length}"
+        raise ValueError(f"{kind}: give a longer one, or lower the length")
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 
