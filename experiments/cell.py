@@ -29,7 +29,7 @@ from facts.pruning import PRUNERS
 from facts.search import SEARCHES
 from facts.tasks.base import Task
 from facts.utils.cache import code_of, content_key
-from facts.utils.files import writable_folder
+from facts.utils.files import at_home, writable_folder
 from facts.utils.version import RESULTS
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -201,7 +201,7 @@ def without_others(node: Any, profile: str) -> Any:
 
 def results_folder(config: DictConfig) -> Path:
     """Folder with the records, caches, tables and figures of a configuration's profile."""
-    return Path(config.results).expanduser() / config.profile.name
+    return at_home(config.results) / config.profile.name
 
 
 def check(config: DictConfig) -> None:
@@ -217,9 +217,13 @@ def check(config: DictConfig) -> None:
     ):
         if value not in allowed:
             raise ValueError(f"{field} must be one of {', '.join(map(str, allowed))}, got {value!r}")
-    for field, value, least in (("seed", config.seed, 0), ("hardware.num_threads", config.hardware.num_threads, 1)):
-        if value is not None and value < least:
-            raise ValueError(f"{field} must be at least {least}, got {value}")
+    threads = config.hardware.num_threads
+    for field, value, among in (
+        ("seed", config.seed, range(2**32)),
+        ("hardware.num_threads", threads, range(1, 2**15)),
+    ):
+        if value is not None and value not in among:
+            raise ValueError(f"{field} must be an integer from {among[0]} to {among[-1]}, got {value}")
     kinds_of(config.parts)
     checked(MemoryPolicy, config.hardware.memory)
     checked(TimingPolicy, config.hardware.timing)

@@ -152,6 +152,8 @@ def read_record(fingerprint: str, folder: Path) -> Record | None:
         record = RECORD.validate_json(path.read_bytes())
         if record.fingerprint != fingerprint or (record.status == "done" and not record.metrics):
             raise ValueError(f"it belongs to the cell {record.fingerprint}, with {len(record.metrics)} metrics")
+        if "profile" not in record.config:
+            raise ValueError("it has no configuration")
         return record
     except FileNotFoundError:
         return None

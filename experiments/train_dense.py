@@ -17,7 +17,7 @@ from facts.models import OpenMMLabModel
 from facts.models.openmmlab import FeatureNetwork, untrained
 from facts.tasks.base import Task
 from facts.utils import distributed
-from facts.utils.files import replacing
+from facts.utils.files import at_home, replacing
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def train(config: DictConfig) -> None:
     with suppress(FileNotFoundError):
         raise FileExistsError(f"{recipe.checkpoint()} exists: move it away to train the network again")
     model = from_classifier(recipe, cell.task, schedule, config.hardware.device, cell.folder / "finetuning")
-    path = Path(recipe.weights).expanduser()
+    path = at_home(recipe.weights)
     distributed.on_main_rank(lambda: write_weights(model, path))
     metrics = cell.task.evaluate(model, cell.execution.precision)
     log.info("%s: %s", path, ", ".join(f"{name} {value:.1f}" for name, value in metrics.items()))

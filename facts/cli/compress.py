@@ -1,6 +1,7 @@
 """`facts compress`, `pareto`, `cut`, `recover` and `push`: from a network to a folder, or between folders."""
 
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -73,7 +74,9 @@ def compress(
     from facts.cli.inputs import batches_of, build, compared, nothing_to_evaluate, stored_type, task_of
     from facts.compression.comparison import rounded
     from facts.compression.compress import default_parts
+    from facts.finetuning.recovery import TOO_FEW
     from facts.saving.save import target_folder, write_metrics
+    from facts.utils.batches import batch_size
     from facts.utils.files import ScratchFolder
     from facts.utils.progress import stopwatch
 
@@ -93,6 +96,8 @@ def compress(
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, **reading)
     calibration, sensitivity = batches_of(task, network)
+    if recover and sum(batch_size(inputs) for inputs, _ in islice(calibration, 2)) < 2:
+        raise ValueError(TOO_FEW)
     with stopwatch():
         prepared = facts.prepare(
             network,

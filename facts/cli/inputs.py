@@ -34,6 +34,7 @@ from facts.tasks.base import pass_over
 from facts.tasks.classification.base import are_right, data_config, evaluate_features, num_classes
 from facts.tasks.classification.images import ImageFolder
 from facts.tasks.language import Corpus, Split, losses_of_windows, windows
+from facts.utils.files import at_home
 from facts.utils.hub import REPOSITORY
 from facts.utils.options import first_line
 
@@ -83,7 +84,7 @@ def build(name: str, weights: str | None, num_classes: int | None, device: str |
     torch.manual_seed(0)  # random weights are the same in every run
     network = _recipe(name, weights, num_classes).build()
     if isinstance(network.recipe, TransformersModel) and vars(network).keys().isdisjoint(PROCESSORS):
-        read_processors(network, Path(name).expanduser())  # its weights are random, or elsewhere
+        read_processors(network, at_home(name))  # its weights are random, or elsewhere
     return network.to(place)
 
 
@@ -135,7 +136,7 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         if num_classes == 0:
             raise ValueError(f"--num-classes 0, no classifier, is for networks of timm, not for {name}")
         return TorchvisionModel(tag=tag, weights=chosen, arguments=arguments)
-    folder = Path(name).expanduser()
+    folder = at_home(name)
     if not name.startswith(TRANSFORMERS) and not (folder / CONFIGURATION).is_file():
         raise ValueError(f"there is no network {name!r}: {_instead_of(name, [*known])}")
     if num_classes is not None:
@@ -205,7 +206,7 @@ def data_of(
         raise ValueError("--data is empty: name a folder, a text file or a data set")
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
-        images = ImageFolder(root=Path(data).expanduser(), **options)
+        images = ImageFolder(root=at_home(data), **options)
         images.inspect()
         if "whole" not in options and (reason := no_labels(images, model)):
             log.warning("%s: the network's own outputs are the labels", reason)

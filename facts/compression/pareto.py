@@ -2,7 +2,8 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import nn
 
 from facts.calibration.calibration import Calibration
 from facts.compression.compress import compress, default_search
+from facts.compression.rounds import checked_problem
 from facts.estimators import ESTIMATORS, Estimator
-from facts.search import Search
+from facts.search import SEARCHES, Search
 from facts.search.budget import Budget
 from facts.utils.files import ScratchFolder, replacing
 from facts.utils.options import by_name, needing
@@ -40,21 +42,29 @@ def pareto(
     `original`. Combinations that fail are left out; raises `ValueError` if all do. Costs are those of whole networks.
     """
     for ratio in ratios:
-        Budget.of(ratio)  # refuses those out of range before the pass
+        Budget.of(ratio)  # refuses those out of range
     scratch, rows = ScratchFolder(), list[dict[str, Any]]()
     cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
-    cached.collect(by_name(each, ESTIMATORS, "estimator") for each in estimators)
-    named = {str(each): each for each in searches} or {"default": default_search(cached)}
-    for estimator, search, ratio in itertools.product(estimators, named, ratios):
-        try:
-            result = compress(cached, estimator=estimator, search=named[search], ratio=ratio, **options)
-        except ValueError as error:
-            log.error("%s, %s, %g: %s", estimator, search, ratio, error)
+    chosen = {str(each): by_name(each, ESTIMATORS, "estimator") for each in estimators}
+    named = {str(each): by_name(each, SEARCHES, "search") for each in searches} or {"default": default_search(cached)}
+    given, cost, bounds = options.get("budget") or Budget(), options.get("cost", "flops"), options.get("bounds")
+    possible: list[tuple[str, str, float]] = []
+    for estimator, search, ratio in itertools.product(chosen, named, ratios):
+        with left_out(estimator, search, ratio):
+            budget = given.with_ratios(ratio, cost, bounds)
+            checked_problem(cached, chosen[estimator], named[search], budget)
+            possible.append((estimator, search, ratio))
+    cached.collect(chosen[name] for name in dict.fromkeys(estimator for estimator, _, _ in possible))
+    for estimator, search, ratio in possible:
+        result = None
+        with left_out(estimator, search, ratio):
+            result = compress(cached, estimator=chosen[estimator], search=named[search], ratio=ratio, **options)
+        if result is None:
             continue
         summary, form = result.summary, result.summary.method.form
         original = ("original", "original", "original", 1.0, summary.before, "dense", 0.0, cached.model)
         distance = summary.distance and summary.distance.mean
-        point = (str(estimator), search, form, ratio, summary.after, "measured", distance, result.model)
+        point = (estimator, search, form, ratio, summary.after, "measured", distance, result.model)
         for *method, cost, which, far, network in [point] if rows else [original, point]:
             row = dict(zip(("estimator", "search", "form", "ratio"), method, strict=True))
             row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.costs.latency[which]}
@@ -66,3 +76,12 @@ def pareto(
     if not rows:
         raise ValueError("no method produced a compressed network: the errors above say why")
     return pd.DataFrame(rows)
+
+
+@contextmanager
+def left_out(estimator: str, search: str, ratio: float) -> Iterator[None]:
+    """Log why a combination fails, if the block raises a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        log.error("%s, %s, %g: %s", estimator, search, ratio, error)

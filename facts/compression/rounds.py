@@ -47,16 +47,9 @@ def compress_prepared(
 ) -> CompressionResult:
     """Compress a prepared network: decompose, allocate, apply, summarise."""
     timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
-    estimator = calibration.suited(estimator)
-    if sensitivity is None and calibration.data is not None:
-        sensitivity = FirstSamples(calibration.data, search.num_samples)
     with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
-        table = calibration.latency_table(timing.num_turns)
-        bounds = budget.bounds(calibration, table)
-        whole = AllocationProblem(calibration, estimator, {}, bounds, latency=table, sensitivity=sensitivity)
-        _refuse_unfit_for_tokens(whole, search)
-        least = {name: rank if (rank := search.least(p)) <= p.full_rank else None for name, p in whole.parts.items()}
-        whole.refuse_too_small(least, type(search).__name__)
+        whole = checked_problem(calibration, estimator, search, budget, sensitivity)
+        estimator, bounds = whole.estimator, whole.bounds
 
         def problem_at(current: Calibration, least: float) -> AllocationProblem:
             """Make the problem of the current network, with bounds of at least `least`."""
@@ -87,6 +80,26 @@ def compress_prepared(
         whole,
         search,
     )
+
+
+def checked_problem(
+    calibration: Calibration,
+    estimator: Estimator,
+    search: Search,
+    budget: Budget,
+    sensitivity: Iterable[Batch] | None = None,
+) -> AllocationProblem:
+    """The problem of the whole network, without decompositions. Raises `ValueError` if the search cannot solve it."""
+    if sensitivity is None and calibration.data is not None:
+        sensitivity = FirstSamples(calibration.data, search.num_samples)
+    table = calibration.latency_table(calibration.execution.timing.num_turns)
+    bounds = budget.bounds(calibration, table)
+    estimator = calibration.suited(estimator)
+    problem = AllocationProblem(calibration, estimator, {}, bounds, latency=table, sensitivity=sensitivity)
+    _refuse_unfit_for_tokens(problem, search)
+    least = {name: rank if (rank := search.least(p)) <= p.full_rank else None for name, p in problem.parts.items()}
+    problem.refuse_too_small(least, type(search).__name__)
+    return problem
 
 
 def rounds_to(

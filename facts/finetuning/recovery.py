@@ -32,6 +32,7 @@ NUM_EPOCHS = 10  # if neither epochs nor minutes are given
 MOST_EPOCHS = 100  # if only minutes are given
 HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 SMALLEST_AREA = 0.5  # fraction of the image that a random crop keeps at least
+TOO_FEW = "recovery needs at least two samples: some to learn from, others to choose the best epoch"
 ASPECT = 4 / 3  # largest ratio of its sides, before it is clipped to the image
 
 
@@ -216,7 +217,7 @@ class Inputs:
             if self._is_held_back(number):
                 self._hold_back(number, part)
         if len(sizes) < 2:
-            raise ValueError("recovery needs at least two samples: some to learn from, others to choose the best epoch")
+            raise ValueError(TOO_FEW)
         if not self.held_back:
             self.every = len(sizes)
             self._hold_back(number, part)

@@ -20,6 +20,7 @@ from torchvision import models
 
 from facts.models.mambavision import VARIANTS, MambaVision
 from facts.models.weights import fetch, fetched, find_checkpoint, find_published, load_strictly, read_checkpoint, sha256
+from facts.utils.files import at_home
 from facts.utils.options import options
 
 NUM_CLASSES = 1000  # of all published weights of torchvision
@@ -63,7 +64,7 @@ class Recipe(ABC):
             return None
         if self.weights == "pretrained":
             return fetched(self.repository)
-        folder = Path(self.weights).expanduser()
+        folder = at_home(self.weights)
         return find_published(folder, self.repository) if folder.is_dir() else find_checkpoint(self.weights)
 
     def provenance(self) -> dict[str, str]:

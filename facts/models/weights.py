@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from facts.utils.files import at_home
 from facts.utils.hub import offline
 from facts.utils.options import first_line
 
@@ -61,7 +62,7 @@ def fetch(repository: str) -> Path:
 
 def find_checkpoint(weights: str) -> Path:
     """Find a checkpoint by its path, or else within this installation. Raises `FileNotFoundError`."""
-    return _first_file(weights, [Path(weights).expanduser(), ROOT / weights])
+    return _first_file(weights, [at_home(weights), ROOT / weights])
 
 
 def find_published(folder: Path, repository: str) -> Path:

@@ -24,6 +24,7 @@ from facts.saving.manifest import DECOMPOSITIONS, MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
 from facts.saving.structure import apart, convert, misfits, read_header, refuse_wrong_values
 from facts.search.budget import Budget
+from facts.utils.files import at_home
 from facts.utils.hub import REPOSITORY, offline
 
 DATA = ["model.safetensors", "elastic.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]  # fetched from the Hub
@@ -116,7 +117,7 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:
-    if revision is None and (folder := Path(source).expanduser()).is_dir():
+    if revision is None and (folder := at_home(source)).is_dir():
         return folder
     if not REPOSITORY.fullmatch(str(source)):
         kind = "a folder" if revision is None else "a repository, as a revision needs"

@@ -26,7 +26,7 @@ from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import FLOATS, layouts_of, refuse_unsavable, saved_tensors, types_of_buffers
-from facts.utils.files import replacing, writable_folder
+from facts.utils.files import at_home, replacing, writable_folder
 from facts.utils.hub import REPOSITORY, answers
 from facts.utils.version import __version__
 
@@ -113,7 +113,7 @@ def target_folder(path: Path, keep: bool = True) -> Path:
 
     A model card, as fetched by `push_to_hub`, and hidden files may be there already. Unless `keep`, nothing is created.
     """
-    path = path.expanduser()
+    path = at_home(path)
     is_new = path.is_dir() and not (path / MANIFEST).is_file()
     if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
         raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")

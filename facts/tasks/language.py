@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.base import ClassLogits, Evaluation, pass_over
 from facts.utils.cache import content_key
+from facts.utils.files import at_home
 from facts.utils.hub import HUB, answers, fetched
 from facts.utils.numerics import seed_of, shuffled
 from facts.utils.options import Count, needing, options
@@ -208,7 +209,7 @@ def read_text(source: str) -> str:
     """Read a file or a data set on the hub. Raises an `OSError` if there is none, `ValueError` for a bad name."""
     if source.startswith(HUB):
         return fetched_text(source)
-    return Path(source).expanduser().read_text(encoding="utf-8")
+    return at_home(source).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=2)
@@ -226,7 +227,7 @@ def _found(source: str) -> str:
     """Describe a text without fetching it. Raises an `OSError` if it cannot be found."""
     if source.startswith(HUB):
         return f"{source} ({'at the hub' if answers() else f'{len(read_text(source)):,} characters'})"
-    path = Path(source).expanduser()
+    path = at_home(source)
     if not path.is_file():
         raise FileNotFoundError(f"no text {path}: give a file or {HUB}OWNER/DATASET/CONFIGURATION/SPLIT")
     return f"{path} ({path.stat().st_size:,} bytes)"

@@ -74,12 +74,17 @@ class ScratchFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
+def at_home(path: Path | str) -> Path:
+    """Expand a leading `~` or `~user`; the name of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def writable_folder(path: Path, keep: bool = True) -> Path:
     """Create `path` if necessary, `~` expanded. Raises an `OSError` that says what to do if it cannot be written.
 
     Unless `keep`, this is only tried: a folder that was created is removed again.
     """
-    path = path.expanduser()
+    path = at_home(path)
     new = [each for each in (path, *path.parents) if not each.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from timm.data import ImageNetInfo
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from facts.utils.cache import content_key
+from facts.utils.files import at_home
 from facts.utils.hub import HUB, fetched
 from facts.utils.options import needing
 
@@ -199,7 +200,7 @@ def _listed(root: Path) -> Found:
 
 def is_dataset(source: Path | str) -> bool:
     """Check whether `source` is a name on the hub, a folder of Parquet files, or one written by `save_to_disk`."""
-    folder = Path(source).expanduser()
+    folder = at_home(source)
     return str(source).startswith(HUB) or any(any(folder.glob(pattern)) for pattern in (*SAVED, *SHARDS))
 
 
@@ -218,7 +219,7 @@ def splits_of(source: Path) -> "dict[str, Dataset]":
     else:
         with needing("llm", f"the data set {source}"):
             from datasets import load_dataset, load_from_disk
-        folder = source.expanduser()
+        folder = at_home(source)
         saved = any((folder / file).is_file() for file in SAVED)
         try:
             data = load_from_disk(folder) if saved else load_dataset(str(folder))
