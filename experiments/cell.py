@@ -65,11 +65,13 @@ class Cell:
             raise ValueError(
                 "this analysis covers only layers and their inputs: choose parts=layers and fit_bias=false with it"
             )
+        method = method_of(config)
+        kinds_of(config.parts)  # now that a user's own, beside a method, are known
         return cls(
             config=config,
             recipe=recipe,
             task=load_task(as_json(config.task[profile]), f"task.{profile}"),
-            method=method_of(config),
+            method=method,
             analysis=analysis,
             finetuning=finetuning,
         )
@@ -224,7 +226,6 @@ def check(config: DictConfig) -> None:
     ):
         if value is not None and value not in among:
             raise ValueError(f"{field} must be an integer from {among[0]} to {among[-1]}, got {value}")
-    kinds_of(config.parts)
     checked(MemoryPolicy, config.hardware.memory)
     checked(TimingPolicy, config.hardware.timing)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):

@@ -12,7 +12,7 @@ from torch import nn
 from experiments.config import instantiate, plain
 from facts.calibration.calibration import Calibration, Execution
 from facts.calibration.prepare import prepare
-from facts.compression.compress import compress_prepared
+from facts.compression.rounds import compress_prepared
 from facts.cost.count import Cost, count_cost
 from facts.estimators import Estimator
 from facts.finetuning import Finetuning, finetune

@@ -51,8 +51,10 @@ class CORPSearch(Search):
 
     def plan(self, problem: AllocationProblem) -> Plan:
         def keeping(thousandths: int) -> Plan:
-            ranks = {name: problem.rank_of_ratio(name, thousandths / 1000) for name in problem.parts}
-            return {name: rank if isinstance(problem.parts[name], CUT) else None for name, rank in ranks.items()}
+            return {
+                name: part.rank_of_ratio(thousandths / 1000) if isinstance(part, CUT) else None
+                for name, part in problem.parts.items()
+            }
 
         most = bisect_left(range(1, 1001), True, key=lambda thousandths: not problem.fits(keeping(thousandths)))
         if not most:

@@ -50,7 +50,7 @@ class LEMSSearch(MILPSearch):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         errors = self.errors(problem)
-        return SearchResult(self.solve(problem, errors)[0], profile=errors)
+        return SearchResult(self.best_plan(problem, errors)[0], profile=errors)
 
     def errors(self, problem: AllocationProblem) -> Profile:
         calibration = problem.calibration

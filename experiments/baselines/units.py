@@ -108,7 +108,8 @@ class MoDeGPTSearch(UnitSearch):
 
         def removing(total: float) -> Plan:
             kept = {name: 1 - min(total * shares[block_of(unit)], self.most_removed) for name, unit in units.items()}
-            return {name: problem.rank_of_ratio(name, kept[name]) if name in units else None for name in problem.parts}
+            ranks = {name: unit.rank_of_ratio(kept[name]) for name, unit in units.items()}
+            return dict.fromkeys(problem.parts) | ranks
 
         low, high = 0.0, 1 / min(shares.values())  # at which each block loses the most
         for _ in range(self.num_steps):

@@ -109,7 +109,7 @@ def prepare(
         selection = selection.without(_unused(selection, probe, chosen_loss, targets, execution.precision), NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
     in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
-    if batches is not None and any(probe.by_token.intersection(layers) for layers in in_heads):
+    if batches is not None and any(probe.by_token.intersection(names) for names in in_heads):
         batches = OneByOne(batches)  # linears within heads, around which layers go by token, get samples in turns
     return Calibration(
         model=selection.model,

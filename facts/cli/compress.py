@@ -76,7 +76,7 @@ def compress(
     from facts.compression.compress import default_parts
     from facts.finetuning.recovery import TOO_FEW
     from facts.saving.save import target_folder, write_metrics
-    from facts.utils.batches import batch_size
+    from facts.utils import batches
     from facts.utils.files import ScratchFolder
     from facts.utils.progress import stopwatch
 
@@ -96,7 +96,7 @@ def compress(
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, **reading)
     calibration, sensitivity = batches_of(task, network)
-    if recover and sum(batch_size(inputs) for inputs, _ in islice(calibration, 2)) < 2:
+    if recover and sum(batches.batch_size(inputs) for inputs, _ in islice(calibration, 2)) < 2:
         raise ValueError(TOO_FEW)
     with stopwatch():
         prepared = facts.prepare(

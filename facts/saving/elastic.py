@@ -105,7 +105,7 @@ def _curve(problem: AllocationProblem, search: MILPSearch, offered: Profile) -> 
     """Predicted distances at the ratios that the ranks on offer can meet."""
     for ratio in SHOWN:
         with suppress(ValueError):
-            yield ratio, search.solve(replace(problem, bounds={"flops": ratio}), offered)[1].error
+            yield ratio, search.best_plan(replace(problem, bounds={"flops": ratio}), offered)[1].error
 
 
 def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget) -> CompressionResult:
@@ -130,7 +130,7 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
         least = {name: min(filter(None, ranks), default=None) for name, ranks in errors.items()}
         problem.refuse_too_small(least, "the folder")
         search = CoRSFisher(time_limit=content.time_limit)
-        plan, solution = search.solve(problem, errors)
+        plan, solution = search.best_plan(problem, errors)
     with without_autocast(problem.device):
         model = calibration.apply(plan, problem.decompositions)
     latency = {}

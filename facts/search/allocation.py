@@ -11,7 +11,7 @@ import numpy as np
 import pulp
 import scipy
 
-Costs = float | Sequence[float]
+CostValues = float | Sequence[float]
 Status = Literal["optimal", "time limit"]
 
 # Total errors are scaled to about this size: solvers treat differences below 1e-7 to 1e-5 as equal.
@@ -37,7 +37,7 @@ class Allocation:
 
 
 def allocate(
-    profiles: Mapping[str, Sequence[tuple[Costs, float]]], budget: Costs, *, time_limit: float = 60.0
+    profiles: Mapping[str, Sequence[tuple[CostValues, float]]], budget: CostValues, *, time_limit: float = 60.0
 ) -> Allocation:
     """Choose one `(cost, error)` per layer, minimising the total error within the budget for total cost (paper, eq. 3).
 
@@ -78,7 +78,7 @@ def allocate(
 
 
 def _checked(
-    profiles: Mapping[str, Sequence[tuple[Costs, float]]], budget: Costs
+    profiles: Mapping[str, Sequence[tuple[CostValues, float]]], budget: CostValues
 ) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
     if not profiles:
         raise ValueError("there is no layer to allocate to: profiles are empty")
@@ -102,7 +102,7 @@ def _checked(
 
 @dataclass(frozen=True)
 class _Program:
-    """Costs `[K, bounds]` and errors `[K]` of each layer's K choices, and the budget `[bounds]`."""
+    """CostValues `[K, bounds]` and errors `[K]` of each layer's K choices, and the budget `[bounds]`."""
 
     costs: list[np.ndarray]
     errors: list[np.ndarray]
@@ -131,7 +131,7 @@ class _Program:
 
     @cached_property
     def shares(self) -> list[np.ndarray]:
-        """Costs above each layer's smallest, as shares of `spare`, so that a sum of 1 is just affordable."""
+        """CostValues above each layer's smallest, as shares of `spare`, so that a sum of 1 is just affordable."""
         unit = np.where(self.spare > 0, self.spare, 1.0)
         return [(cost - cost.min(axis=0)) / unit for cost in self.costs]
 

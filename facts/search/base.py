@@ -147,13 +147,9 @@ class AllocationProblem:
         """The largest rank at which a layer costs no more than dense (ratio 1), or 1 if there is none."""
         return max(1, self.parts[name].full_rank)
 
-    def rank_of_ratio(self, name: str, ratio: float) -> int:
-        """The rank at which a layer costs at most `ratio` of its dense cost, but at least 1."""
-        return self.parts[name].rank_of_ratio(ratio)
-
     def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
         """The ranks of several ratios for each layer, in ascending order and without duplicates."""
-        return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.parts}
+        return {name: sorted({part.rank_of_ratio(ratio) for ratio in ratios}) for name, part in self.parts.items()}
 
     def at_common_ratio(self, ranks: Callable[[float], dict[str, int]]) -> dict[str, int]:
         """The `ranks` at the tightest bound's ratio or, if latency allows less, at the largest ratio in thousandths.

@@ -39,7 +39,7 @@ class MILPSearch(Search):
 
     time_limit: Positive = 60.0
 
-    def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
+    def best_plan(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
         """Find the plan with the least total error within the budget; dense layers have their error at None, or 0.
 
         With tokens, a few plans are compared on the sensitivity data, if there are any.
@@ -63,7 +63,7 @@ class MILPSearch(Search):
             return min(plans, key=lambda each: each[1].error)
         for number in NUMS_COMPARED:
             samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, number)]
-            plans = sorted(plans, key=lambda each: measured(problem, each[0], samples))[:NUM_FINALISTS]
+            plans = sorted(plans, key=lambda each: summed_error(problem, each[0], samples))[:NUM_FINALISTS]
         return plans[0]
 
     def _widths(
@@ -85,7 +85,7 @@ class MILPSearch(Search):
         return {name: tokens[name] if name in tokens else chosen[name] for name in errors}, solution
 
 
-def measured(problem: AllocationProblem, plan: Plan, samples: Iterable[tuple[Batch, list[Any]]]) -> float:
+def summed_error(problem: AllocationProblem, plan: Plan, samples: Iterable[tuple[Batch, list[Any]]]) -> float:
     """The summed error of the outputs with a plan.
 
     Beside each batch are the original's outputs, which are computed for the first plan.
@@ -126,10 +126,10 @@ class TokenProgram:
 
     def cost(self, name: str, choice: int | None, plan: Plan) -> float:
         """Cost of a part as a share of the budget: that of the first bound which tokens can meet."""
-        return self.problem.cost(name, choice, plan)[self.bound] / self.problem.budget[self.bound]
+        return self.problem.cost(name, choice, plan)[self.place] / self.problem.budget[self.place]
 
     @cached_property
-    def bound(self) -> int:
+    def place(self) -> int:
         """The place of the first bound which tokens can meet."""
         return next(place for place, cost in enumerate(self.problem.bounds) if cost != "params")
 
@@ -232,7 +232,7 @@ class TokenProgram:
             return
         for most, discount in LIMITS_AND_DISCOUNTS:
             yield self.within_budget(most, discount)
-        ratio = self.problem.budget[self.bound] / self.problem.dense[self.bound]
+        ratio = self.problem.budget[self.place] / self.problem.dense[self.place]
         for share in SHARES_BY_TOKENS:
             yield self.constant(ratio**share)
 

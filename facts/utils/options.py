@@ -34,7 +34,7 @@ def options(cls: type[T]) -> type[T]:
     return cast(type[T], dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls))
 
 
-class Description(NamedTuple):
+class Docstring(NamedTuple):
     """A method's docstring: the first line without its source, and the rest."""
 
     summary: str
@@ -67,7 +67,7 @@ class Methods(Mapping[str, type[T]]):
         raise AttributeError(f"{self.package} has no class {name}")
 
 
-def describe_methods(package: str) -> dict[str, Description]:
+def describe_methods(package: str) -> dict[str, Docstring]:
     """Read each file's docstring, `NAME: summary (source).` and details, by file name, without importing anything."""
     descriptions = {}
     for path in _files(package):
@@ -75,7 +75,7 @@ def describe_methods(package: str) -> dict[str, Description]:
         first, _, rest = text.partition("\n")
         summary = first.partition(": ")[2].partition(" (")[0].rstrip(".")
         assert summary, f"the docstring of {path} must begin with `NAME: summary (source).`"
-        descriptions[path.stem] = Description(summary, rest.strip())
+        descriptions[path.stem] = Docstring(summary, rest.strip())
     return descriptions
 
 

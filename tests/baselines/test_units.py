@@ -84,7 +84,7 @@ def test_a3_keeps_the_hidden_units_that_add_most_to_outputs():
 def test_a3_keeps_one_share_and_at_full_width_the_network(problem):
     plan = A3Search().allocate(problem).plan
     assert problem.fits(plan)
-    assert plan == {name: problem.rank_of_ratio(name, 0.5) for name in problem.parts}
+    assert plan == {name: part.rank_of_ratio(0.5) for name, part in problem.parts.items()}
     whole = {name: part.largest for name, part in problem.parts.items()}
     (images, _), *_ = problem.calibration.data
     network = problem.calibration.apply(whole, A3Search().decompositions(problem))

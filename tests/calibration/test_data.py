@@ -1,5 +1,7 @@
 """Loaders give data in many forms, those of transformers too; all of them mean the same to the network."""
 
+import tempfile
+
 import numpy as np
 import pytest
 import torch
@@ -201,7 +203,8 @@ def pictures(transformers):
 
 
 def trainer_loader(transformers):
-    arguments = transformers.TrainingArguments("unused", per_device_train_batch_size=4, use_cpu=True, report_to=[])
+    folder = tempfile.gettempdir()  # which it wants, though it writes nothing
+    arguments = transformers.TrainingArguments(folder, per_device_train_batch_size=4, use_cpu=True, report_to=[])
     return transformers.Trainer(make_image_classifier(), arguments, train_dataset=SAMPLES).get_train_dataloader()
 
 

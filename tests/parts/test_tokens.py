@@ -250,13 +250,13 @@ def test_the_program_finds_the_plan_of_brute_force(prepared):
 
 
 def test_the_finalist_with_the_least_measured_error_is_taken(prepared, monkeypatch):
-    found, measured = [], programs.measured
+    found, summed_error = [], programs.summed_error
 
     def noted(problem, plan, samples):
-        found.append((measured(problem, plan, samples), plan))
+        found.append((summed_error(problem, plan, samples), plan))
         return found[-1][0]
 
-    monkeypatch.setattr(programs, "measured", noted)
+    monkeypatch.setattr(programs, "summed_error", noted)
     taken = facts.compress(prepared, ratio=0.6, budget=facts.Budget(rounds=())).plan
     *all_plans, first, second = found
     finalists = [plan for _, plan in sorted(all_plans, key=lambda each: each[0])[:2]]

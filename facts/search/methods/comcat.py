@@ -49,7 +49,7 @@ class ComCatSearch(MILPSearch):
             name: dict(zip([*ranks[name], None], (-mixture.logits.detach().log_softmax(0)).tolist(), strict=True))
             for name, mixture in mixtures.items()
         }
-        return SearchResult(*self.solve(problem, surprises))
+        return SearchResult(*self.best_plan(problem, surprises))
 
 
 class Mixture:

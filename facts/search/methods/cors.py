@@ -48,7 +48,7 @@ class CoRS(MILPSearch):
         measured = errors = Sensitivity(problem).profile(ranks)
         if self.interpolation != "none":
             errors = {name: self._interpolated(ranks[name], measured[name]) for name in ranks}
-        plan, solution = self.solve(problem, errors)
+        plan, solution = self.best_plan(problem, errors)
         return SearchResult(plan, solution, measured, predicted=solution.error, offered=errors)
 
     def _interpolated(self, ranks: list[int], errors: dict[int | None, float]) -> dict[int | None, float]:

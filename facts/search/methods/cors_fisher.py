@@ -46,7 +46,7 @@ class CoRSFisher(MILPSearch):
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         profiles = self._profiles(problem)
         offered = _at(profiles, problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS)))
-        plan, solution = self.solve(problem, offered)
+        plan, solution = self.best_plan(problem, offered)
         shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
         is_divergence = self.labels == "sampled" and problem.calibration.output_error is kl_divergence
         predicted = solution.error if is_divergence else None

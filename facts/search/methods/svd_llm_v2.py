@@ -27,7 +27,7 @@ def _ranks(problem: AllocationProblem, ratio: float) -> dict[str, int]:
         groups[type_, layer.weight.shape, problem.cost(name, None)].append(name)
     ranks: dict[str, int] = {}
     for names in groups.values():
-        lost = [problem.decompositions[name].energies[problem.rank_of_ratio(name, ratio) :] for name in names]
+        lost = [problem.decompositions[name].energies[problem.parts[name].rank_of_ratio(ratio) :] for name in names]
         losses = [energies.sum().sqrt().item() for energies in lost]
         weights = [1 / math.log(loss) for loss in losses] if min(losses) > 1 else [1.0] * len(names)
         d_out, d_in = problem.layers[names[0]].weight.shape
@@ -35,7 +35,8 @@ def _ranks(problem: AllocationProblem, ratio: float) -> dict[str, int]:
         removed = _removed_shares(weights, 1 - ratio, max(0.0, 1 - smallest))
         # Rounded, so that sums in another order give the same rank.
         ranks |= {
-            name: problem.rank_of_ratio(name, round(1 - share, 12)) for name, share in zip(names, removed, strict=True)
+            name: problem.parts[name].rank_of_ratio(round(1 - share, 12))
+            for name, share in zip(names, removed, strict=True)
         }
     return {name: ranks[name] for name in problem.layers}
 

@@ -23,7 +23,7 @@ class Uniform(Search):
     def ranks(self, problem: AllocationProblem) -> dict[str, int]:
         """Ranks of all layers; none stays dense."""
         ranks = problem.at_common_ratio(
-            lambda ratio: {name: problem.rank_of_ratio(name, ratio) for name in problem.parts}
+            lambda ratio: {name: part.rank_of_ratio(ratio) for name, part in problem.parts.items()}
         )
         plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
         for name in sorted(ranks, key=lambda name: plan[name] - ranks[name]):
