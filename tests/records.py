@@ -27,7 +27,8 @@ def make_summary(**fields: Any) -> dict[str, Any]:
 
 
 def make_record(fingerprint: str = "f", status: str = "done", **fields: Any) -> Record:
-    return Record(fingerprint, status, **{"config": {}, "identity": {}, "model_hash": "m", "data_hash": "d", **fields})
+    usual = {"config": {"profile": {"name": "mini"}}, "identity": {}, "model_hash": "m", "data_hash": "d"}
+    return Record(fingerprint, status, **usual | fields)
 
 
 def outcomes(top1: float) -> dict[str, str]:

@@ -54,7 +54,7 @@ class MILPSearch(Search):
             except ValueError as error:  # these tokens leave too little for the narrowest widths
                 reason = error
                 continue
-            if problem.fits(plan):
+            if problem.fits(plan) and all(plan != other for other, _ in plans):
                 lost = program.error(plan)
                 plans.append((plan, replace(solution, error=solution.error + lost, bound=solution.bound + lost)))
         if not plans:

@@ -147,6 +147,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
         (["timm/vit_tiny_patch16_18x2", "--device", "tpu"], [], "there is no device 'tpu' here"),
         (["timm/test_vit", "--weights", "nowhere.safetensors"], [], "no checkpoint 'nowhere.safetensors'"),
         (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm and torchvision"),
+        (VIT, ["--recover", "1", "--num-calibration", "1"], "recovery needs at least two samples"),
         (VIT, ["--data", "nowhere"], "give one that holds a folder of images for each class"),
         (VIT, ["--out", "."], "holds something other than a compressed network: give a new or empty folder"),
         (VIT, ["--out", "love.txt"], "cannot write to the folder"),

@@ -194,6 +194,7 @@ def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
     [
         (["estimator.shrinkage_row=2"], "estimator.shrinkage_row=2: input should be less than or equal to 1"),
         (["hardware.timing=${ratio}", "ratio=1.0"], "got 1.0 where a group of fields is expected: set its fields"),
+        (["seed=4294967296"], "seed must be an integer from 0 to 4294967295, got 4294967296"),
         (["hardware.precision=int8"], "hardware.precision must be one of float32, bfloat16, got 'int8'"),
         (["tracking.mode=on"], "tracking.mode must be one of online, offline, disabled, got 'on'"),
         (["hardware.device=tpu"], "hardware.device must be cpu, cuda or cuda:N, got 'tpu'"),

@@ -91,6 +91,7 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
 DAMAGES = {
     "cut short": lambda text: text[:50],
     "a field is missing": lambda text: text.replace('"data_hash"', '"data"'),
+    "no configuration": lambda text: json.dumps({**json.loads(text), "config": {}}),
     "no metrics": lambda text: json.dumps({**json.loads(text), "metrics": {}}),
     "of another cell": lambda text: json.dumps({**json.loads(text), "fingerprint": "0" * 16}),
 }

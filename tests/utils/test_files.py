@@ -46,6 +46,11 @@ def test_a_folder_is_tried_without_leaving_one(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
+def test_a_folder_may_be_called_like_the_home_of_a_user_who_does_not_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert writable_folder(Path("~nobody-at-all/a")).is_dir() and [*tmp_path.iterdir()][0].name == "~nobody-at-all"
+
+
 def write(path, text):
     """A file, and another one that it refers to, where `replacing` says."""
     with replacing(path) as staged:
