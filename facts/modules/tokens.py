@@ -59,8 +59,8 @@ class Assignment:
         stays = torch.ones_like(sizes, dtype=torch.int64).scatter(1, left, 0)
         places = stays.cumsum(1) - 1
         places = places.scatter(1, left, places.gather(1, into))
-        new = torch.arange(sizes.shape[1] - number, device=sizes.device)
-        members = (places[:, None] == new[:, None]) * sizes[:, None]
+        members = sizes.new_zeros(sizes.shape[0], sizes.shape[1] - number, sizes.shape[1])
+        members = members.scatter(1, places[:, None], sizes[:, None])
         sizes = members.sum(-1)
         return cls(places, sizes, members / sizes[..., None])
 

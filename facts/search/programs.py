@@ -29,8 +29,7 @@ NUM_HALVINGS = 40  # of the range of prices
 LIMITS = (0.07, 0.1, 0.14, math.inf)
 LIMITS_AND_DISCOUNTS = ((0.1, 0.5), (0.1, 0.25), (0.14, 0.5), (0.14, 0.25))
 SHARES_BY_TOKENS = (1.0, 0.75)  # of the logarithm of a ratio, with the same number of tokens merged in each block
-NUMS_COMPARED = (64, 256)  # samples on which all plans are compared, and then the finalists
-NUM_FINALISTS = 2
+NUM_COMPARED = 256  # samples on which plans are compared
 
 
 @options
@@ -61,10 +60,12 @@ class MILPSearch(Search):
             raise reason
         if problem.sensitivity is None:
             return min(plans, key=lambda each: each[1].error)
-        for number in NUMS_COMPARED:
-            samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, number)]
-            plans = sorted(plans, key=lambda each: summed_error(problem, each[0], samples))[:NUM_FINALISTS]
-        return plans[0]
+        samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, NUM_COMPARED)]
+        best, least = plans[0], math.inf
+        for each in plans if len(plans) > 1 else ():
+            if (lost := summed_error(problem, each[0], samples, least)) < least:
+                best, least = each, lost
+        return best
 
     def _widths(
         self, problem: AllocationProblem, errors: Profile, tokens: Mapping[str, int | None]
@@ -85,8 +86,10 @@ class MILPSearch(Search):
         return {name: tokens[name] if name in tokens else chosen[name] for name in errors}, solution
 
 
-def summed_error(problem: AllocationProblem, plan: Plan, samples: Iterable[tuple[Batch, list[Any]]]) -> float:
-    """The summed error of the outputs with a plan.
+def summed_error(
+    problem: AllocationProblem, plan: Plan, samples: Iterable[tuple[Batch, list[Any]]], most: float
+) -> float:
+    """The summed error of the outputs with a plan; infinite as soon as it exceeds `most`.
 
     Beside each batch are the original's outputs, which are computed for the first plan.
     """
@@ -96,6 +99,8 @@ def summed_error(problem: AllocationProblem, plan: Plan, samples: Iterable[tuple
     for batch, originals in samples:
         found = distance(calibration.model, changed, [batch], *how, originals=originals)
         total += found.mean * found.num_samples if found else 0.0
+        if total > most:
+            return math.inf
     return total
 
 
