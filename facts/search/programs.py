@@ -46,7 +46,8 @@ class MILPSearch(Search):
         program = TokenProgram(problem, errors)
         if not program.chains:
             return self._widths(problem, errors, {})
-        plans, reason = [], ValueError("even one token in each block costs more than the budget: allow more")
+        plans: list[tuple[Plan, Allocation]] = []
+        reason = ValueError("even one token in each block costs more than the budget: allow more")
         for tokens in program.plans():
             try:
                 plan, solution = self._widths(problem, errors, tokens)
