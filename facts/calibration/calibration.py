@@ -63,7 +63,8 @@ class Calibration:
     of the first batch, or noise; `example` is one sample on the meta device, if the network runs there. `loss` and
     `output_error` are sums over samples. `flops` counts the dense network by the paper's rule (None if unknown). With
     `draws_labels`, no loss on given labels was chosen, and the default search draws them. With `fit_bias`, biases
-    absorb the mean truncation error. Layers `by_token` get the first token of all samples first.
+    absorb the mean truncation error. Layers `by_token` get the first token of all samples first. `answer` holds the
+    outputs for the first sample, in few digits: networks that differ in code alone do not share a cache.
     """
 
     model: nn.Module
@@ -83,6 +84,7 @@ class Calibration:
     fit_bias: bool = False
     draws_labels: bool = True
     by_token: frozenset[str] = frozenset()
+    answer: tuple[Tensor, ...] = ()
 
     @cached_property
     def linears(self) -> dict[str, LinearLayer]:
@@ -98,9 +100,8 @@ class Calibration:
         loss = name_of(self.loss, "loss")
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
         setting = loss, precisions, self.fit_bias
-        key = content_key(
-            shared_code(), repr(self.model), self.model, list(self.linears), repr(self.parts), data, *setting
-        )
+        network = repr(self.model), self.model, self.answer
+        key = content_key(shared_code(), *network, list(self.linears), repr(self.parts), data, *setting)
         return Cache(Path(self.execution.cache) / key)
 
     @property

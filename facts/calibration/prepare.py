@@ -1,12 +1,12 @@
 """`facts.prepare`: probe a network, select its layers, find its parts, and bind its data and loss to it."""
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
 from facts.calibration.data import Batch, OneByOne, as_batches, divide, in_memory, read
@@ -91,6 +91,7 @@ def prepare(
     may_miss = may_miss and is_divided
     further = () if batches is None else FirstSamples(batches, NUM_TO_REACH)
     sample = first_inputs if kinds_of(parts) else inputs
+    sample = _with_masks(sample) if "tokens" in parts.split(",") else sample
     probe = Probe.of(model, sample, example, execution.precision, may_miss, further)
     if probe.mixes and batches is not None:
         log.info("layers of %s get rows of several samples in turns: samples are run one by one", type(model).__name__)
@@ -129,6 +130,7 @@ def prepare(
         fit_bias=fit_bias,
         draws_labels=not own_loss,
         by_token=probe.by_token,
+        answer=tuple(leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)),
     )
 
 
@@ -147,6 +149,17 @@ def _divided(
         return (None, ()) if given is None else divide(given, first)
     refuse_unreadable(model, compared, precision)
     return given, compared
+
+
+def _with_masks(inputs: Any) -> Any:
+    """The same inputs with a token masked (not the last), if there is a mask that masks none: a later sample's may."""
+    if not isinstance(inputs, Mapping):
+        return inputs
+    masks = {name: each.clone() for name, each in inputs.items() if "mask" in name and isinstance(each, Tensor)}
+    for mask in masks.values():
+        if mask.ndim == 2 and mask.shape[1] > 2 and mask.all():
+            mask[:, -2] = 0
+    return {**inputs, **masks}
 
 
 def _refuse_unfit_arguments(

@@ -19,6 +19,9 @@ from facts.modules.networks import without_autocast
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__, Tensor.__radd__)
+NO_MASKS = (
+    "this network merges tokens, so none can be masked: compress it with data that have such masks, or parts='units'"
+)
 MERGED = "facts_merged"  # attribute of a block's outputs
 
 
@@ -166,6 +169,8 @@ class ProportionalAttention(TorchFunctionMode):
             query, key, value, *others = args
             passage.keys = key
             mask = others.pop(0) if others else kwargs.pop("attn_mask", None)
+            if mask is not None and mask.shape[-1] not in (1, key.shape[-2]):
+                raise ValueError(NO_MASKS)
             if mask is not None and mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
             bias = self.bias.to(query.dtype)

@@ -285,6 +285,26 @@ def test_tokens_save_no_parameters(prepared):
     assert not any(count for name, count in found.plan.items() if name.endswith("tokens"))
 
 
+def texts(masked_from=None):
+    """Six batches of texts of 16 tokens; behind the first batch, tokens are masked from this one on."""
+    batches = [{"input_ids": torch.randint(1, 50, (4, 16)), "labels": torch.arange(4)} for _ in range(6)]
+    for number, batch in enumerate(batches if masked_from else ()):
+        batch["attention_mask"] = (torch.arange(16) < (masked_from if number else 16)).long().expand(4, 16)
+    return batches
+
+
+def test_tokens_that_a_later_sample_masks_are_not_merged():
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 4}
+    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=32)
+    model = transformers.BertForSequenceClassification(config).eval()
+    options = {"ratio": 0.7, "parts": "tokens", "search": "uniform"}
+    with pytest.raises(ValueError, match="no tokens of this .+ can be merged .+ or a mask"):
+        facts.compress(model, texts(10), **options)
+    short = facts.compress(model, texts(), **options).model
+    with pytest.raises(ValueError, match="merges tokens, so none can be masked"):
+        short(**texts(10)[1])
+
+
 @pytest.mark.system
 def test_a_bounded_latency_is_measured():
     model, data = vit(depth=1, embed_dim=192), batches()  # large enough that overhead is little

@@ -20,7 +20,12 @@ def sum_of_outputs(outputs, targets):
 
 
 class Other(EveryShape):
-    """Another class, which computes the same."""
+    """Another class, which computes the same with this scale."""
+
+    scale = 1.0
+
+    def forward(self, images):
+        return super().forward(self.scale * images)
 
 
 pytestmark = pytest.mark.usefixtures("no_comparison")
@@ -80,6 +85,8 @@ class TestCompress:
         assert num_keys(changed_model=changed) == 10
         changed.tokens.weight.data[0, 0] += 1e-6
         assert num_keys(changed_model=changed) == 11
+        changed.scale = 1.5
+        assert num_keys(changed_model=changed) == 12
 
 
 @pytest.mark.attack
