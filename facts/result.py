@@ -249,7 +249,7 @@ class Summary:
     def _kept(self, cost: CostName) -> str:
         """Describe the fraction of a bounded cost that remains, and the fraction that was allowed."""
         costs, error = self.costs, self.quality.allowed_error
-        allowed, spent, budget = costs.bounds[cost], costs.spent.get(cost), costs.budget.get(cost)
+        allowed, spent, budget = min(1.0, costs.bounds[cost]), costs.spent.get(cost), costs.budget.get(cost)
         if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
             return f"allowed {allowed:.1%} of the {cost}"
         parts = self.method.parts.replace(",", " and ")

@@ -47,6 +47,10 @@ class Execution:
     def __post_init__(self) -> None:
         if not isinstance(self.precision, torch.dtype) or not self.precision.is_floating_point:
             raise ValueError(f"precision must be a type such as torch.bfloat16, got {self.precision!r}")
+        kinds: dict[str, Any] = {"memory": MemoryPolicy, "timing": TimingPolicy, "cache": Path | str | None}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise ValueError(f"{name} of an execution must be {getattr(kind, '__name__', kind)}, got {value!r}")
 
 
 DEFAULT_EXECUTION = Execution()

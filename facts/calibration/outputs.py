@@ -113,7 +113,12 @@ def refuse_unfit_functions(
             raise ValueError(f"the first outputs have an error of {itself} from themselves: check that they are finite")
         if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
             target = to_device(targets[:1], outputs.device)
-            once, twice = (loss(torch.cat([outputs] * n), torch.cat([target] * n)).item() for n in (1, 2))
+            losses = [loss(torch.cat([outputs] * n), torch.cat([target] * n)) for n in (1, 2)]
+            if not all(isinstance(each, Tensor) and each.numel() == 1 for each in losses):
+                raise ValueError(
+                    f"the loss must be one number in a tensor, the samples' sum: got {described(losses[1])}"
+                )
+            once, twice = (each.item() for each in losses)
             if math.isfinite(once) and not math.isclose(twice, 2 * once, rel_tol=0.1):
                 raise ValueError(
                     f"the loss must be a sum over samples: it is {once:.4g} for one, and {twice:.4g} for the same one "

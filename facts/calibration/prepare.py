@@ -1,7 +1,7 @@
 """`facts.prepare`: probe a network, select its layers, find its parts, and bind its data and loss to it."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,12 @@ def prepare(
     """
     parts = parts if isinstance(parts, str) else ",".join(parts)
     _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
+    if not isinstance(execution, Execution):
+        raise ValueError(f'execution= takes facts.Execution(cache="folder", ...), got {execution!r}')
+    if protected is not None and (not isinstance(protected, int) or protected < 0):
+        raise ValueError(f"protected is the number of tokens at the front that stay, got {protected!r}")
+    if input_shape is not None and not _is_shape(input_shape):
+        raise ValueError(f"input_shape is an image's, (3, 224, 224), or one with its batch axis, got {input_shape!r}")
     model = unwrapped(model)
     bound_form = form_named(form or default_form(model, execution.precision), execution.precision)
     given, (inputs, targets) = (None, (None, None)) if data is None else read(data, model)
@@ -172,8 +178,15 @@ def _refuse_unfit_arguments(
     kinds_of(parts)
     if not isinstance(fit_bias, bool):
         raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
+    if loss is not None and not callable(loss):
+        raise ValueError(f"loss is a function of the outputs and targets, summed over samples, got {loss!r}")
     if loss is not None and outputs is not None:
         raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
+
+
+def _is_shape(shape: Any) -> bool:
+    sizes = list(shape) if isinstance(shape, Sequence) else []
+    return len(sizes) > 1 and all(isinstance(size, int) and size > 0 for size in sizes)
 
 
 def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any, precision: torch.dtype) -> list[str]:

@@ -24,6 +24,7 @@ from facts.search import SEARCHES, Search
 from facts.search.budget import Budget
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
+from facts.utils.batches import first_of
 from facts.utils.files import ScratchFolder
 from facts.utils.options import by_name
 from facts.utils.progress import stopwatch
@@ -84,6 +85,8 @@ def compress(
         each is not None for each in (calibration, execution, loss, layers, parts)
     ):
         raise ValueError("data, execution, loss, layers and parts of a prepared network go to facts.prepare")
+    if not isinstance(budget, Budget | None):
+        raise ValueError(f"budget= takes facts.Budget(flops=..., params=...), and ratio= a fraction; got {budget!r}")
     named = estimator, search, form, None if is_pattern(layers) else layers
     estimator = by_name(estimator or "facts", ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search") if search else None
@@ -98,7 +101,7 @@ def compress(
                 model,
                 calibration,
                 layers=layers,
-                parts=parts or default_parts(calibration, budget, cost, *named),
+                parts=default_parts(calibration, budget, cost, *named) if parts is None else parts,
                 form=form,
                 loss=loss,
                 execution=execution or DEFAULT_EXECUTION,
@@ -152,6 +155,8 @@ def smallest_within(
     """
     if calibration.data is None:
         raise ValueError("error compares outputs on calibration data: give some, or a ratio")
+    if first_of(calibration.held_out) is None:
+        raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
     scratch = ScratchFolder()  # one decomposition serves all ratios
     cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
     *smaller, largest = HUNDREDTHS
@@ -167,8 +172,7 @@ def smallest_within(
             log.info("%d%% of the %s: %s", hundredths, cost, reason)
             return False
         distance = results[hundredths].summary.distance
-        if distance is None:
-            raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
+        assert distance is not None  # as there are held-out samples
         log.info("%d%% of the %s: %s", hundredths, cost, distance)
         return distance.mean <= error
 

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,12 @@ def pareto(
     `evaluate` gives a network's metrics by name; `file` is a CSV, written after each row. The first row is of the
     `original`. Combinations that fail are left out; raises `ValueError` if all do. Costs are those of whole networks.
     """
+    if not isinstance(calibration, Calibration):
+        raise ValueError(f"pareto needs what facts.prepare returns, got {type(calibration).__name__}")
+    if not all(isinstance(each, Collection) and not isinstance(each, str) for each in (estimators, searches, ratios)):
+        raise ValueError("estimators, searches and ratios are lists, as in ratios=[0.5]")
+    if not (estimators and ratios):
+        raise ValueError("there is nothing to compare: name an estimator and a ratio")
     for ratio in ratios:
         Budget.of(ratio)  # refuses those out of range
     scratch, rows = ScratchFolder(), list[dict[str, Any]]()

@@ -34,6 +34,7 @@ FIRST = 0.7
 PAYS_BELOW = 0.6
 """Units are measured again at `FIRST` if at most this ratio remains (results/photos/earlier/unit_defaults.csv)."""
 
+HIDDEN = 1.02  # times the FLOPs of a plan: more is no rounding
 LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the error of a measurement
 MAX_CORRECTIONS = 2
 
@@ -69,6 +70,7 @@ def compress_prepared(
             describe(whole, search, allocated, rounds, dict(seconds)),
             Quality(predicted=None if rounds else allocated.result.predicted),
         )
+    _refuse_hidden_costs(whole, plan, summary.costs)
     return CompressionResult(
         allocated.model,
         plan,
@@ -205,6 +207,19 @@ def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None
         raise ValueError(f"{name} has no metric of tokens, only keys: take search=uniform, or {TAKE_TWO_SIDED}")
     if all(shortening) and problem.bounds.keys() != {"flops"}:
         raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
+
+
+def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, costs: Costs) -> None:
+    """Raise `ValueError` if the network computes more than its plan says: some code multiplies factors in each call."""
+    before, after = costs.before.flops, costs.after.flops
+    if before is None or after is None or "flops" not in problem.bounds:
+        return
+    saved = sum(part.flops(None, plan) - part.flops(plan[name], plan) for name, part in problem.parts.items())
+    if after > HIDDEN * (before - saved):
+        raise ValueError(
+            f"{type(problem.model).__name__} would need {after:.4g} FLOPs, {before - saved:.4g} by its plan: its code "
+            "reads `.weight` of layers that are of low rank; leave these out by layers=[...], or choose units"
+        )
 
 
 def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:

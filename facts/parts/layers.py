@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_leaves
 
 from facts.cost.probe import Probe
 from facts.decomposition.truncation import Decomposition, decompose
@@ -196,7 +197,7 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
     They make the outputs, are small, have a name that contains an excluded one (default: those that the paper leaves
     out, section 5.1), share their weight, or compute more than a product with it.
     """
-    heads, shared = output_layers(model), reasons_shared(model)
+    heads, shared, listed = output_layers(model), reasons_shared(model), layers_in_lists(model)
     reasons = {}
     for name, layer in replaceable(model).items():
         excluded = [part for part in excluded_names if part in name.replace("multihead", "")]
@@ -210,9 +211,19 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
             reasons[name] = f"it has fewer than {MIN_OUT_FEATURES} outputs"
         elif name in shared:
             reasons[name] = shared[name]
+        elif layer in listed:
+            reasons[name] = "it is also in a plain list or mapping, where it cannot be replaced"
         elif reason := reason_not_plain(layer):
             reasons[name] = reason
     return reasons
+
+
+def layers_in_lists(model: nn.Module) -> set[nn.Module]:
+    """Modules that other modules hold in lists and mappings of their own, which PyTorch does not know of."""
+    own = vars(nn.Module()).keys()
+    values = (value for module in model.modules() for name, value in vars(module).items() if name not in own)
+    groups = (tree_leaves(value) for value in values if isinstance(value, list | tuple | dict))
+    return {leaf for group in groups for leaf in group if isinstance(leaf, nn.Module)}
 
 
 def reasons_shared(model: nn.Module) -> dict[str, str]:

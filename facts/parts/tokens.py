@@ -18,7 +18,7 @@ from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.lowrank import LinearLayer, LowRankLayer
-from facts.modules.networks import hooked
+from facts.modules.networks import evaluating, hooked
 from facts.modules.tokens import (
     Changed,
     Merge,
@@ -187,6 +187,8 @@ def set_tokens(model: nn.Module, counts: Mapping[str, int]) -> None:
     `counts` are by the names in its plan, `{"blocks.3.tokens": 171}`; no weight depends on them. Raises `ValueError`
     for other names, and for counts that a block cannot have.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"set_tokens needs a network, such as result.model, got {type(model).__name__}")
     blocks = _merging(model)
     for name, count in counts.items():
         if name not in blocks:
@@ -377,12 +379,11 @@ def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
             seen.append(module)
 
     leaves = [module for module in names if isinstance(module, LinearLayer) or not any(True for _ in module.children())]
-    with torch.no_grad(), hooked((module, note) for module in leaves):
+    with torch.no_grad(), evaluating(block), hooked((module, note) for module in leaves):
         _run(block, call, call[0][0])
+        sizes = list(map(_size_of, seen))  # in evaluation mode, since reading a parametrized weight may change it
     linears = [place for place, module in enumerate(seen) if isinstance(module, LinearLayer)]
-    norms = [
-        place for place, module in enumerate(seen) if _size_of(module) == part.size and place < max(linears, default=0)
-    ]
+    norms = [place for place, size in enumerate(sizes) if size == part.size and place < max(linears, default=0)]
     if not norms or seen.count(seen[norms[-1]]) > 1:
         return None
     behind = tuple(f"{part.owner}.{names[seen[place]]}" for place in linears if place > norms[-1])

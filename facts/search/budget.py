@@ -92,7 +92,7 @@ class Budget:
         found = dict(self.ratios)
         for name, limit in self.limits.items():
             if name == "latency":
-                found[name] = min(1.0, limit / table.dense)
+                found[name] = limit / table.dense
                 continue
             whole = getattr(calibration.cost, name)
             if whole is None:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import facts
@@ -165,6 +166,63 @@ class TestRefusals:
         model.tokens.weight.data[0, 0] = math.nan
         with pytest.raises(ValueError, match="layer tokens cannot be decomposed by PELA"):
             facts.compress(model, estimator="pela")
+
+
+class Autoencoder(nn.Module):
+    """Multiplies by a weight and, in a function, by the same one transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.code, self.middle, self.last = nn.Linear(12, 40), nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.last(self.middle(F.linear(torch.relu(self.code(x)), self.code.weight.t())))
+
+
+class Listed(nn.Module):
+    """Runs its layers from a list that PyTorch does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(12, 40), nn.Linear(40, 12), nn.Linear(12, 4)
+        self.order = [self.first, nn.ReLU(), self.second]
+
+    def forward(self, x):
+        for layer in self.order:
+            x = layer(x)
+        return self.last(x)
+
+
+FEW = ((torch.randn(16, 12), torch.arange(16) % 4),)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda model: facts.compress(Autoencoder(), FEW, ratio=0.5),
+            "by its plan: its code reads `.weight` of layers",
+        ),
+        (lambda model: facts.compress(Listed(), FEW), "first: it is also in a plain list or mapping"),
+        (lambda model: facts.compress(model, FEW, budget=1e9), r"budget= takes facts.Budget\(flops=.+ got 1000000000"),
+        (lambda model: facts.compress(model, FEW, execution="folder"), r"execution= takes facts.Execution\(cache="),
+        (lambda model: facts.compress(model, FEW, parts=()), "parts must be one of layers, units, tokens"),
+        (lambda model: facts.compress(model, FEW, loss="mse"), "loss is a function of the outputs and targets"),
+        (lambda model: facts.compress(model, FEW, loss=lambda out, labels: 0.0), "the loss must be one number"),
+        (lambda model: facts.compress(model, FEW[0][0][:3], budget=facts.Budget(error=0.1)), "give at least 4 samples"),
+        (lambda model: facts.Execution(timing=5), "timing of an execution must be TimingPolicy, got 5"),
+        (lambda model: facts.prepare(model, FEW, protected="1"), "protected is the number of tokens at the front"),
+        (lambda model: facts.prepare(model, input_shape=224), "input_shape is an image's"),
+        (lambda model: facts.pareto(model, len), "pareto needs what facts.prepare returns, got Sequential"),
+        (lambda model: facts.pareto(facts.prepare(model, FEW), len, ratios=0.5), "estimators, searches and ratios are"),
+        (lambda model: facts.pareto(facts.prepare(model, FEW), len, ratios=()), "there is nothing to compare"),
+        (lambda model: facts.set_tokens(facts.compress(model, FEW), {}), "set_tokens needs a network"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_line(call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call(nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 12), nn.Linear(12, 4)))
+    assert "\n" not in str(caught.value)
 
 
 class Counted(torch.utils.data.Dataset):

@@ -13,6 +13,7 @@ import torchvision
 import transformers
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import facts
 from facts.cost.timing import TimingPolicy
@@ -298,7 +299,7 @@ def test_tokens_that_a_later_sample_masks_are_not_merged():
     config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=32)
     model = transformers.BertForSequenceClassification(config).eval()
     options = {"ratio": 0.7, "parts": "tokens", "search": "uniform"}
-    with pytest.raises(ValueError, match="no tokens of this .+ can be merged .+ or a mask"):
+    with pytest.raises(ValueError, match=r"no tokens of this .+ can be merged .+ or a mask"):
         facts.compress(model, texts(10), **options)
     short = facts.compress(model, texts(), **options).model
     with pytest.raises(ValueError, match="merges tokens, so none can be masked"):
@@ -312,6 +313,15 @@ def test_a_bounded_latency_is_measured():
     prepared = facts.prepare(model, data, parts=("units", "tokens"), execution=execution)
     latency = facts.compress(prepared, cost="latency", ratio=0.9).summary.costs.latency
     assert latency["predicted"] <= latency["allowed"] < latency["dense"] and latency["measured"] > 0
+
+
+def test_a_network_in_training_mode_keeps_its_statistics():
+    model = vit(depth=1)
+    spectral_norm(model.blocks[0].mlp.fc1)  # whose vectors change with each call in training mode
+    before = copy.deepcopy(model.state_dict())
+    prepared = facts.prepare(model.train(), batches(), parts="units,tokens")
+    assert "blocks.0.tokens" in prepared.parts
+    assert all(tensor.equal(before[name]) for name, tensor in prepared.model.state_dict().items())
 
 
 def test_a_batch_equals_its_samples_and_threads_do_not_disturb_each_other(result):

@@ -85,7 +85,7 @@ class TestCompress:
         assert num_keys(changed_model=changed) == 10
         changed.tokens.weight.data[0, 0] += 1e-6
         assert num_keys(changed_model=changed) == 11
-        changed.scale = 1.5
+        changed.scale = -1.0
         assert num_keys(changed_model=changed) == 12
 
 
