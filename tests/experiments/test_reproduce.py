@@ -46,6 +46,10 @@ def test_what_cannot_be_is_refused_in_a_line_that_names_it(command, monkeypatch,
     assert "\n" not in str(caught.value)
 
 
+def test_the_plan_shows_brackets_in_a_title(reproduce):
+    assert "A [/b] B" in reproduce("experiment.title='A [/b] B'", "plan=true")
+
+
 def test_ctrl_c_says_what_is_kept(reproduce, monkeypatch, capsys):
     def interrupt(config):
         raise KeyboardInterrupt
