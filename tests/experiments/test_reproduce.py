@@ -36,6 +36,8 @@ def reproduce(command, monkeypatch):
         ('+experiment.rows.Mine=["ratios=1"]', r"sens.+, Mine, .+: Error merging override ratios=1: Key 'ratios'"),
         ("experiment.figure=stairs", "no figure is called stairs; there are ablation, .*steps"),
         ("experiment=[]", "experiment= names nothing: name a table"),
+        ("experiment=[units,main]", "main is a collection, but a list or a collection may name only tables"),
+        ("+experiment.experiments=[imagenet]", "imagenet is a collection, but a list"),
         ("workers=0", "workers must be at least 1, or null for one per processor, got 0"),
     ],
 )
