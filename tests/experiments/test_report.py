@@ -121,20 +121,25 @@ def test_nothing_is_loaded_nothing_escapes(page, folder):
 
 
 @pytest.mark.attack
-def test_a_table_of_another_program_is_left_out(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(experiments.output.results, "every_experiment", list)
-    path = tmp_path / "tables/mine.yaml"
+def test_a_foreign_table_and_a_damaged_line_are_named_and_left_out(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(experiments.output.results, "every_experiment", lambda: [demo(rows={"A": []})])
+    path, damaged = tmp_path / "tables/mine.yaml", tmp_path / "tables/demo.jsonl"
     path.parent.mkdir()
+    damaged.write_bytes(b"\xff\n")
     path.write_text("name: mine\nmetrics: {top1: T}\nranked_by: top5\nrows: {A: []}\ncolumns: {Net: []}")
     experiments.output.results.report_on_all(tmp_path)
     assert f"{path} is left out: experiment/mine.yaml: ranked_by must be one of top1" in caplog.text
+    assert f"a line of {damaged} is damaged and left out: " in caplog.text
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_metric_that_no_cell_has_is_warned_of(cell_config, tmp_path, caplog):
-    experiment = demo(metrics={"top1": "Top-1", "topp": "Top-p"}, rows={"A": []})
-    grid = [GridCell("demo", "A", "Net", None, "done", make_record(metrics={"top1": 1.0}))]
+def test_brackets_are_shown_and_a_metric_that_no_cell_has_is_warned_of(cell_config, tmp_path, caplog, capsys):
+    names = {"title": "Test [/b]", "rows": {"A [ours]": []}, "columns": {"[net]": []}, "axis_title": "[axis]"}
+    experiment = demo(**names, metrics={"top1": "Top-1", "topp": "Top-p"})
+    grid = [GridCell("demo", "A [ours]", "[net]", None, "done", make_record(metrics={"top1": 1.0}))]
     experiments.output.results.show(experiment, grid, tmp_path, cell_config(), Console())
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("Test [/b]", "A [ours]", "[net]", "[axis]"))
     assert "demo: no cell has the metric topp; there are top1" in caplog.text
 
 

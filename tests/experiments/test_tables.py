@@ -12,20 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from experiments import paper
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.output.tables import (
-    ERRORS,
-    as_text,
-    entries_of,
-    published_rows,
-    screen_table,
-    wide_table,
-    write_tables,
-)
+from experiments.output.tables import ERRORS, as_text, entries_of, published_rows, wide_table, write_tables
 from experiments.record import errors_apart, mean_ranks, packed, standard_error, unpacked, write_records
 from tests.records import demo, make_record, outcomes, write_paper
 
@@ -74,13 +65,6 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
     assert 1.7 < behind["A"] < 1.8 and behind["C"] > 10
-
-
-def test_the_screen_shows_brackets_in_names(capsys):
-    names = dict(title="A [/b]", columns={"[net]": []}, rows={"A [ours]": []}, axis_title="[axis]")
-    Console().print(screen_table(demo(**names), []))
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("A [/b]", "[net]", "A [ours]", "[axis]"))
 
 
 def test_of_several_draws_means_are_shown_and_differences_must_exceed_both_errors(experiment, tmp_path):
