@@ -56,7 +56,7 @@ class Cell:
         profile = config.profile.name
         for group in ("model", "task", "analysis", "pruning", "finetuning"):
             refuse_other_profiles(group, config[group], profile)
-        recipe = instantiate(config.model[profile])
+        recipe = instantiate(config.model[profile], kind=Recipe)
         refuse_other_tasks(recipe, config)
         analysis, finetuning = (
             instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
@@ -260,4 +260,4 @@ def load_model(recipe: str, device: str) -> nn.Module:
 @lru_cache(maxsize=1)
 def load_task(recipe: str, key: str) -> Task:
     """Build the task of a JSON recipe from the node `key`; the last one is kept, with its file lists."""
-    return instantiate(OmegaConf.create(recipe), key)
+    return instantiate(OmegaConf.create(recipe), key, Task)

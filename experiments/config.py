@@ -264,13 +264,14 @@ def _chosen(loader: ConfigLoader, *choices: str) -> DictConfig:
     return hydra.compose("run", [*choices])
 
 
-def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
-    """Build a node's `_target_`. Raises a one-line `ValueError` for fields out of range and unknown targets."""
+def instantiate(node: DictConfig | ListConfig, key: str = "", kind: type = object) -> Any:
+    """Build a node's `_target_`. Raises a one-line `ValueError` for fields out of range and targets of another kind."""
     check_is_group(node)
+    place = key or node._get_full_key(None)
     try:
-        return hydra.utils.instantiate(node, _convert_="all")
+        made = hydra.utils.instantiate(node, _convert_="all")
     except InstantiationException as error:
-        place, cause = key or node._get_full_key(None), error.__cause__
+        cause = error.__cause__
         if isinstance(cause, ValidationError):
             raise out_of_range(cause, place) from None
         if cause is None or str(error).startswith("Error locating target"):
@@ -279,6 +280,9 @@ def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
         if isinstance(cause, ImportError | OSError | ValueError):
             raise cause from None
         raise ValueError(f"{place}: {cause}") from cause
+    if not isinstance(made, kind):
+        raise ValueError(f"{place}._target_: {type(made).__name__} is no {kind.__name__}: choose a subclass of it")
+    return made
 
 
 def check_is_group(node: Any) -> None:

@@ -63,7 +63,7 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
     yield check("device", device, "choose hardware=cpu, or install the driver")
     yield check("tracking", partial(tracking, config.tracking.mode), "run `wandb login`, or choose tracking=offline")
     yield check("disk", partial(free_space, results_folder(config)), "set results to another folder or disk")
-    seen = set[str]()
+    seen = set[object]()
     for cell in grid:
         if cell.config is None:
             continue
@@ -73,9 +73,11 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
             seen.add(fault)
             continue
         for what, look, advice in needed_by(cell.config):
-            if what not in seen:
-                yield check(what, look, advice)
-                seen.add(what)
+            if (need := (what, repr(look))) in seen:  # rows may differ in where they look
+                continue
+            if (finding := check(what, look, advice)) not in seen:
+                yield finding
+            seen |= {need, finding}
 
 
 def fault_of(config: DictConfig) -> str:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.config import (
     EXTRAS,
+    OF_TABLES,
     Experiment,
     compose,
     given_overrides,
@@ -39,6 +40,7 @@ EXPERIMENT = TypeAdapter(Experiment)
 OF_RUN = {"axis", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
 OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet", "photos"}  # folders
 MOST_CHARACTERS = 100  # in a name
+MOST_SEEDS = 1000
 Status = Literal["done", "failed", "missing", "n.a."]
 
 
@@ -124,10 +126,13 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
 def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
     """Yield the experiments of `experiment=`, each with `seeds` draws if the command line or the profile says so."""
     for experiment in named_experiments(config):
+        if experiment.experiments:
+            reason = "but a list or a collection may name only tables and figures: name its own"
+            raise ValueError(f"{experiment.name} is a collection, {reason}")
         if config.seeds is not None:
             experiment.seeds = config.seeds
-        if experiment.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {experiment.seeds}")
+        if not 1 <= experiment.seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds must be from 1 to {MOST_SEEDS:,}, got {experiment.seeds}")
         of_columns = [{line.partition("=")[0] for line in lines} for lines in experiment.columns.values()]
         for key in {override.key_or_group for override in given_overrides()}.intersection(*of_columns):
             log.warning("%s= has no effect on %s, all columns of which set it", key, experiment.name)
@@ -156,7 +161,9 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
     elif (experiment := checked(config.experiment, str(names[0]))).experiments:
         members = ((read_experiment(name), name) for name in experiment.experiments)
         own = (checked(each, name) for each, name in members if is_for_profile(each))
-        yield from possible(each for each in own if not experiment.tasks or each.task in experiment.tasks)
+        yield from possible(
+            each for each in own if each.experiments or not experiment.tasks or each.task in experiment.tasks
+        )
     else:
         yield experiment
 
@@ -241,6 +248,9 @@ def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
     if not isinstance(values, list | dict) or not values:
         raise ValueError(f"values must be a list such as values=[0,0.3,0.7], or a mapping of labels, got {values!r}")
     fields, rows = axis if isinstance(axis, list) else [axis], {}
+    if of_run := {str(field).lstrip("+").partition(".")[0] for field in fields} & (OF_RUN | OF_TABLES):
+        names = ", ".join(sorted(of_run))
+        raise ValueError(f"axis must be a cell's field, such as ratio, but {names} concerns the whole run")
     if len({*fields}) < len(fields):
         raise ValueError(f"axis names a field twice: {', '.join(fields)}")
     for label, value in values.items() if isinstance(values, dict) else ((label_of(value), value) for value in values):

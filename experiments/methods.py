@@ -218,12 +218,12 @@ def method_of(config: DictConfig) -> Method:
     if config.pruning:
         if has_estimator or bounds:
             raise ValueError("pruning replaces the estimator: choose estimator=none, and no bounds, with it")
-        return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
+        return Pruned(instantiate(config.pruning[profile], kind=Pruner), config.ratio, config.cost)
     if not has_estimator:
         return Dense()
     low_rank = LowRank(
-        estimator=instantiate(config.estimator),
-        search=instantiate(config.search),
+        estimator=instantiate(config.estimator, kind=Estimator),
+        search=instantiate(config.search, kind=Search),
         budget=budget,
         options={key: plain(config[key]) for key in OPTIONS},
     )

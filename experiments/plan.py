@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch.utils._pytree import tree_map_only
 
@@ -38,12 +39,12 @@ def show_plan(experiments: list[Experiment], config: DictConfig, console: Consol
         found = [(cell, state_of(cell.config, records) if cell.config else cell.status) for cell in grid_of(experiment)]
         found.sort(key=lambda pair: pair[1] != "done")  # if any of several draws is not done, it is shown
         shown = {(cell.row, cell.column): state for cell, state in found}
-        table = Table("", *experiment.columns, title=experiment.title)
+        table = Table("", *map(escape, experiment.columns), title=escape(experiment.title))
         for row in experiment.rows:
-            table.add_row(row, *(shown[row, column] for column in experiment.columns))
+            table.add_row(escape(row), *(shown[row, column] for column in experiment.columns))
         console.print(table)
         if left := [cell for cell, state in found if state in OPEN]:
-            needs.add_row(experiment.name, str(len(left)), time_of(left, times))
+            needs.add_row(escape(experiment.name), str(len(left)), time_of(left, times))
         every += left
         num_blocked += sum(state == "blocked" for _, state in found)
     if num_blocked:
@@ -61,13 +62,13 @@ def show_sweep(overrides: list[str], console: Console) -> None:
     known = {folder: latest_records(folder) for folder in dict.fromkeys(cell.records for cell in jobs.values())}
     records = [recorded(cell, known[cell.records]) for cell in jobs.values()]
     metrics = dict.fromkeys(chain.from_iterable(record.metrics for record in records if record))
-    table = Table("", *metrics, title=f"{len(jobs)} runs")
+    table = Table("", *map(escape, metrics), title=f"{len(jobs)} runs")
     for job, record in zip(jobs, records, strict=True):
         own = [override for override in job if not all(override in other for other in jobs)]
         values = {metric: f"{value:.4g}" for metric, value in (record.metrics if record else {}).items()}
-        table.add_row(" ".join(own), *(values.get(metric, "") for metric in metrics))
+        table.add_row(escape(" ".join(own)), *(values.get(metric, "") for metric in metrics))
     console.print(table)
-    console.print(f"Records: {', '.join(map(str, known))}")
+    console.print(f"Records: {', '.join(map(str, known))}", markup=False)
 
 
 def sweep_of(overrides: list[str]) -> dict[tuple[str, ...], Cell]:

@@ -138,11 +138,12 @@ def without_place(config: dict[str, Any]) -> dict[str, Any]:
 def published_records(experiment: str, folder: Path) -> Iterator[Record]:
     """Yield the records that `write_records` wrote with an experiment's table, possibly elsewhere."""
     path = folder / "tables" / f"{experiment}.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             yield RECORD.validate_json(line)
-        except ValidationError:  # written by another version
-            continue
+        except ValidationError as error:  # written by another version, or damaged
+            if (reason := error.errors()[0])["type"] == "json_invalid":
+                log.warning("a line of %s is damaged and left out: %s", path, reason["msg"])
 
 
 def read_record(fingerprint: str, folder: Path) -> Record | None:

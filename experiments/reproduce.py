@@ -50,7 +50,7 @@ def reproduce(config: DictConfig) -> None:
         cells += grid
         show(experiment, grid, folder, config, console)
     report_on_all(folder)
-    console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}", soft_wrap=True)
+    console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}", soft_wrap=True, markup=False)
     if failure := failure_of(cells, config):
         raise SystemExit(failure)
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.config import CONF, USER_ERRORS, Experiment, in_a_line, plain
-from experiments.grid import GridCell, every_experiment
+from experiments.grid import GridCell, checked, every_experiment
 from experiments.output.figures import STYLE, Drawing, ablation, ranking, steps, throughput
 from experiments.output.layer_figures import cross_moments, motivation, sensitivity_interpolation, token_couplings
 from experiments.output.report import write_report
@@ -47,6 +47,10 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
             entries = entries_of(experiment, grid, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables")
             records = [cell.record for cell in grid if cell.record]
+            found = {metric for record in records for metric in record.values}
+            if found and (lacking := ", ".join(metric for metric in experiment.metrics if metric not in found)):
+                there = ", ".join(sorted(found))
+                log.warning("%s: no cell has the metric %s; there are %s", experiment.name, lacking, there)
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
         track(lambda run: log_results(run, figure, entries))
@@ -73,7 +77,8 @@ def report_on_all(folder: Path) -> None:
     for path in sorted((folder / "tables").glob("*.yaml")):
         if path.stem not in known:
             try:
-                experiments.append(cast(Experiment, OmegaConf.merge(Experiment, OmegaConf.load(path))))
+                experiment = cast(Experiment, OmegaConf.merge(Experiment, OmegaConf.load(path)))
+                experiments.append(checked(experiment, path.stem))
             except USER_ERRORS as error:
                 log.warning("%s is left out: %s", path, in_a_line(error))
     write_report(experiments, folder)

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 import hydra
 import numpy as np
 import pandas as pd
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.config import Experiment, read_file
@@ -206,14 +207,17 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     ranked = [replace(entry, deviation=None) for entry in entries if entry.metric == experiment.ranked_by]
     by_place = {(entry.row, entry.column): entry for entry in ranked}
     brackets = ", the paper's in brackets" if in_paper(entries) else ""
-    table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
-    table.add_column(experiment.axis_title or "Method", no_wrap=True)
+    title = f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}"
+    table = Table(title=escape(title))
+    table.add_column(escape(experiment.axis_title or "Method"), no_wrap=True)
     for column in experiment.columns:
-        table.add_column(column, justify="right")
+        table.add_column(escape(column), justify="right")
     for row in dict.fromkeys([*experiment.rows, *(entry.row for entry in ranked)]):
         line = [by_place.get((row, column)) for column in experiment.columns]
         published = [f" ({number(entry.paper)})" if entry and entry.paper is not None else "" for entry in line]
-        table.add_row(row, *(as_text(entry) + bracketed for entry, bracketed in zip(line, published, strict=True)))
+        table.add_row(
+            escape(row), *(as_text(entry) + bracketed for entry, bracketed in zip(line, published, strict=True))
+        )
     return table
 
 

@@ -21,7 +21,7 @@ from torchvision import models
 from facts.models.mambavision import VARIANTS, MambaVision
 from facts.models.weights import fetch, fetched, find_checkpoint, find_published, load_strictly, read_checkpoint, sha256
 from facts.utils.files import at_home
-from facts.utils.options import options
+from facts.utils.options import first_line, options
 
 NUM_CLASSES = 1000  # of all published weights of torchvision
 OTHERS = ("googlenet", "inception_v3", "mnasnet*", "regnet*", "vit_h_14")  # a name and tensors cannot rebuild these
@@ -126,8 +126,8 @@ class TimmModel(Recipe):
     def architecture(self) -> nn.Module:
         try:
             model: Any = timm.create_model(self.tag, **self.arguments)
-        except RuntimeError as error:
-            raise ValueError(f"timm cannot build {self.tag}: {error}") from error
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+            raise ValueError(f"timm cannot build {self.tag}: {first_line(error)}") from error
         if "pretrained_cfg_overlay" not in self.arguments:  # timm's own table describes the published network
             channels, *size = model.pretrained_cfg["input_size"]
             size = to_2tuple(self.arguments.get("img_size") or size)

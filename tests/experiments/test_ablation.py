@@ -53,7 +53,7 @@ def test_draws_follow_the_seed_and_share_no_data_pass(ablation):
     assert seeds == [(0, 5, 5)] * 2 + [(1, 6, 6)] * 2
     assert [[cell.draw for cell in part] for part in by_data(grid)] == [[0, 0], [1, 1]]
     assert {(cell.column, cell.config.model.name) for cell in grid} == {("DeiT-S", "deit_s")}
-    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="seeds must be from 1 to 1,000, got 0"):
         ablation(*SHRINKAGE, "seeds=0")
 
 
@@ -116,6 +116,9 @@ def test_no_two_ablations_have_the_same_name(ablation):
     [
         (["axis=[ratio,seed]", "values=[[0.5,1],[0.4]]"], r"a list of 2 settings \(ratio, seed\), got \[0\.4\]"),
         (["axis=[ratio,ratio]", "values=[[0.5,0.4]]"], "axis names a field twice: ratio, ratio"),
+        (["axis=[ratio,profile.name]", "values=[[0.5,mini]]"], "a cell's field, such as ratio, but profile concerns"),
+        (["axis=workers", "values=[1,2]"], "but workers concerns the whole run"),
+        ([*SHRINKAGE, "seeds=1001"], "seeds must be from 1 to 1,000, got 1001"),
         (["axis=ratio"], "the experiment ablation, which needs both"),
     ],
 )

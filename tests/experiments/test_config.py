@@ -202,6 +202,8 @@ def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
         (["model=qwen3_1_7b"], "task=classification does not suit model=qwen3_1_7b: choose task=language"),
         (["model=deit_tiny"], "model=deit_tiny has no settings for profile=mini, only for photos"),
         (["search._target_=os.getcwd"], "search: posix.getcwd() takes no keyword arguments"),
+        (["estimator=pela", "estimator._target_=collections.Counter"], "estimator._target_: Counter is no Estimator"),
+        (["model.mini={_target_:builtins.dict}"], "model.mini._target_: dict is no Recipe: choose a subclass of it"),
         (["pruning=isomorphic"], "pruning replaces the estimator: choose estimator=none, and no bounds, with it"),
         pytest.param(["hardware=cuda"], "torch sees no GPU here; choose hardware=cpu", marks=WITHOUT_GPU),
     ],

@@ -10,7 +10,7 @@ from rich.console import Console
 from experiments.cell import results_folder
 from experiments.doctor import Finding, examine, look_first, main
 from experiments.grid import GridCell
-from experiments.plan import latest_records, state_of
+from experiments.plan import latest_records, show_sweep, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
 from facts.models import Recipe
@@ -24,6 +24,12 @@ def test_a_plan_shows_every_cell_without_running_any(command, tmp_path, caplog):
     assert printed.count("to do") == 3 + 14
     assert re.search(r"together +│ 17 .* unknown ", printed)
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
+
+
+def test_a_sweep_shows_lists(composing, capsys, tmp_path):
+    with composing():
+        show_sweep(["excluded_names=[head],[norm]", f"results={tmp_path}"], Console(width=80))
+    assert "excluded_names=[head] " in capsys.readouterr().out
 
 
 def state(config) -> str:
@@ -97,6 +103,7 @@ def test_a_machine_without_gpu_disk_and_account(cell_config, monkeypatch):
 def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
     paper = ["profile=paper", f"imagenet={tmp_path}"]
     findings = found(
+        cell_config("model.mini.weights=random"),  # of a network whose weights another row lacks
         cell_config(*paper, f"model.paper.weights={tmp_path / 'none.pth'}"),
         cell_config(*paper, "model=mambavision_b", f"checkpoints={tmp_path}"),
         cell_config(*paper, "model=swin_b", "model.paper.weights=random"),

@@ -10,12 +10,15 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+import experiments.output.results
 from experiments.config import CONF, Experiment
+from experiments.grid import GridCell
 from experiments.output.report import write_report
 from experiments.output.tables import ERRORS
 from experiments.report import main
-from tests.records import BOTH, EXPERIMENTS, PLAIN, REASON, write_results
+from tests.records import BOTH, EXPERIMENTS, PLAIN, REASON, demo, make_record, write_results
 
 QUIET = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
 QUIET += ["disable-component-update", "disable-sync"]
@@ -115,6 +118,29 @@ def test_nothing_is_loaded_nothing_escapes(page, folder):
     before = (folder / "report.html").read_bytes()
     written(folder)
     assert (folder / "report.html").read_bytes() == before
+
+
+@pytest.mark.attack
+def test_a_foreign_table_and_a_damaged_line_are_named_and_left_out(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(experiments.output.results, "every_experiment", lambda: [demo(rows={"A": []})])
+    path, damaged = tmp_path / "tables/mine.yaml", tmp_path / "tables/demo.jsonl"
+    path.parent.mkdir()
+    damaged.write_bytes(b"\xff\n")
+    path.write_text("name: mine\nmetrics: {top1: T}\nranked_by: top5\nrows: {A: []}\ncolumns: {Net: []}")
+    experiments.output.results.report_on_all(tmp_path)
+    assert f"{path} is left out: experiment/mine.yaml: ranked_by must be one of top1" in caplog.text
+    assert f"a line of {damaged} is damaged and left out: " in caplog.text
+    assert (tmp_path / "report.html").exists()
+
+
+def test_brackets_are_shown_and_a_metric_that_no_cell_has_is_warned_of(cell_config, tmp_path, caplog, capsys):
+    names = {"title": "Test [/b]", "rows": {"A [ours]": []}, "columns": {"[net]": []}, "axis_title": "[axis]"}
+    experiment = demo(**names, metrics={"top1": "Top-1", "topp": "Top-p"})
+    grid = [GridCell("demo", "A [ours]", "[net]", None, "done", make_record(metrics={"top1": 1.0}))]
+    experiments.output.results.show(experiment, grid, tmp_path, cell_config(), Console())
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("Test [/b]", "A [ours]", "[net]", "[axis]"))
+    assert "demo: no cell has the metric topp; there are top1" in caplog.text
 
 
 @pytest.mark.system

@@ -36,6 +36,8 @@ def reproduce(command, monkeypatch):
         ('+experiment.rows.Mine=["ratios=1"]', r"sens.+, Mine, .+: Error merging override ratios=1: Key 'ratios'"),
         ("experiment.figure=stairs", "no figure is called stairs; there are ablation, .*steps"),
         ("experiment=[]", "experiment= names nothing: name a table"),
+        ("experiment=[units,main]", "main is a collection, but a list or a collection may name only tables"),
+        ("+experiment.experiments=[imagenet]", "imagenet is a collection, but a list"),
         ("workers=0", "workers must be at least 1, or null for one per processor, got 0"),
     ],
 )
@@ -44,6 +46,10 @@ def test_what_cannot_be_is_refused_in_a_line_that_names_it(command, monkeypatch,
     with pytest.raises(SystemExit, match=rf"^error: {message}") as caught:
         command(experiments.reproduce.main, "experiment=sensitivity_interpolation", override, "plan=true")
     assert "\n" not in str(caught.value)
+
+
+def test_the_plan_shows_brackets_in_a_title(reproduce):
+    assert "A [/b] B" in reproduce("experiment.title='A [/b] B'", "plan=true")
 
 
 def test_ctrl_c_says_what_is_kept(reproduce, monkeypatch, capsys):

@@ -117,6 +117,7 @@ def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
     ("overrides", "message"),
     [
         (["model.mini.weights=nowhere.safetensors"], "no checkpoint 'nowhere.safetensors'"),
+        (["model.mini.arguments.num_heads=7"], "timm cannot build deit_tiny.*: dim should be divisible by num_heads"),
         (["results=/dev/null"], r"cannot write to the folder .*null"),
         (["estimator=none", "analysis=fisher_similarity"], "choose one, or leave the analysis out"),
         (["model=swin_b", "analysis=token_coupling"], "no linear layer or 1x1 convolution is called blocks.4.mlp.fc2;"),
