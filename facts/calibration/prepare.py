@@ -186,7 +186,7 @@ def _refuse_unfit_arguments(
 
 def _is_shape(shape: Any) -> bool:
     sizes = list(shape) if isinstance(shape, Sequence) else []
-    return len(sizes) > 1 and all(isinstance(size, int) and size > 0 for size in sizes)
+    return bool(sizes) and all(isinstance(size, int) and size > 0 for size in sizes)
 
 
 def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any, precision: torch.dtype) -> list[str]:
