@@ -298,7 +298,7 @@ def test_tokens_that_a_later_sample_masks_are_not_merged():
     config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=32)
     model = transformers.BertForSequenceClassification(config).eval()
     options = {"ratio": 0.7, "parts": "tokens", "search": "uniform"}
-    with pytest.raises(ValueError, match="no tokens of this .+ can be merged .+ or a mask"):
+    with pytest.raises(ValueError, match=r"no tokens of this .+ can be merged .+ or a mask"):
         facts.compress(model, texts(10), **options)
     short = facts.compress(model, texts(), **options).model
     with pytest.raises(ValueError, match="merges tokens, so none can be masked"):
