@@ -76,9 +76,11 @@ def _first_file(weights: Path | str, candidates: list[Path]) -> Path:
     for path in candidates:
         if path.is_file():
             return path
+    needs_folder = str(weights).startswith(("pretrained/", "random/"))  # checkpoints=random with profile=photos
+    others = "" if needs_folder else ", or `pretrained` or `random`"
     raise FileNotFoundError(
         f"no checkpoint {str(weights)!r}: looked for {', '.join(dict.fromkeys(map(str, candidates)))}. "
-        "Give a safetensors or PyTorch file, a folder of published ones, `pretrained` or `random`."
+        f"Give a safetensors or PyTorch file or a folder of published ones{others}."
     )
 
 

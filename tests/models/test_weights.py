@@ -89,6 +89,8 @@ def test_a_relative_path_is_first_that_of_the_user(tmp_path, monkeypatch):
     for folder in (tmp_path / "installed", tmp_path):
         (folder / "mine.pth").touch()
         assert weights.find_checkpoint("mine.pth").resolve() == folder / "mine.pth"
+    with pytest.raises(FileNotFoundError, match=r"a folder of published ones\.$"):  # as checkpoints=random gives
+        weights.find_checkpoint("random/deit_tiny/mine.pth")
 
 
 def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeypatch, tensors):
