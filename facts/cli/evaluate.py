@@ -56,7 +56,8 @@ def evaluate(
     costs = {"flops": cost.flops, "params": cost.params}
     metrics = measured(task, network, original, getattr(torch, precision)) | costs
     if as_json:
-        known = {name: value if isfinite(value) else None for name, value in metrics.items()}  # JSON has no infinity
+        # JSON has no infinity.
+        known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
         print(json.dumps(known, indent=1))
     else:
         rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in metrics.items()]

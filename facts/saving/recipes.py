@@ -166,7 +166,7 @@ def provenance_of(model: nn.Module) -> dict[str, str] | None:
             return {**origin, "source": Path(recipe.weights).name}
     if is_transformers(model):
         name = model.config.name_or_path
-        published = REPOSITORY.fullmatch(name) and not Path(name).exists()
+        published = bool(REPOSITORY.fullmatch(name)) and not Path(name).exists()
         return {"name": name, "repository": name} if published else {"name": Path(name).name} if name else None
     found = (published_settings(model).get(field) for field in ("architecture", "tag", "hf_hub_id"))
     name, tag, repository = (each if isinstance(each, str) else "" for each in found)

@@ -73,7 +73,7 @@ class Language(ClassLogits):
     def tokens(self, split: Split, model: nn.Module) -> Tensor:
         """The tokens `[L]` of a text."""
         tokens = tokenized(self.text(split), tokenizer_of(model))
-        most: int = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        most: int = model.get_input_embeddings().num_embeddings
         if len(tokens) and (largest := int(tokens.max())) >= most:
             own = f"{type(model).__name__} knows {most:,} tokens, and its tokenizer gives number {largest:,}"
             raise ValueError(f"{own}: give it the tokenizer that it was trained with, or resize_token_embeddings")
