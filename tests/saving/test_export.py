@@ -120,22 +120,14 @@ class Pair(nn.Module):
         return x + 1, x + 2
 
 
-class Ending(nn.Module):
-    def __init__(self, end):
-        super().__init__()
-        self.end = end
-
-    def forward(self, x):
-        return self.end(x)
-
-
 @pytest.mark.parametrize("kind", EXPORTS)
 @pytest.mark.parametrize(
     "end", [lambda x: x.masked_fill(torch.arange(12) == 1, -torch.inf), lambda x: x > 0, lambda x: x[:, :0]]
 )
 def test_outputs_that_are_infinite_boolean_or_none_within_autocast(end, kind, tmp_path):
     export, run = EXPORTS[kind]
-    model = nn.Sequential(perceptron(), Ending(end)).eval()
+    model = perceptron().eval()
+    model.register_forward_hook(lambda module, args, output: end(output))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         export(model, EXAMPLE, tmp_path / f"model.{kind}")
     torch.testing.assert_close(run(tmp_path / f"model.{kind}", EXAMPLE), model(EXAMPLE), rtol=1e-4, atol=1e-5)
