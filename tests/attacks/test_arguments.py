@@ -167,10 +167,7 @@ ATTACKS = {
     "precision as a text": (lambda: facts.Execution("bfloat16"), "precision must be a type such as torch.bfloat16"),
     # places
     **{
-        f"a network for {name}": (
-            lambda name=name: getattr(facts, name)(make_model(), "a/b"),
-            f"{name} needs a result of facts.compress",
-        )
+        f"a network for {name}": (lambda name=name: getattr(facts, name)(make_model(), "a"), f"{name} needs a result")
         for name in ("save_compressed", "save_elastic", "push_to_hub")
     },
     "a file for the cache": (
