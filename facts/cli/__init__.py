@@ -76,7 +76,8 @@ def list_choices(
     if not found:
         raise ValueError(f"none of the {kind} has {part!r} in its name: give a shorter part, or none")
     table = Table("name", "published weights" if kind == "models" else "method", box=None)
-    table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"  # names are never cut
     for name, text in found.items():
         table.add_row(name, text if isinstance(text, str) else ", ".join(text))
     Console().print(table)
@@ -119,7 +120,8 @@ def main(
     handler = RichHandler(console=Console(file=sys.stderr), show_time=False, show_path=False)
     logging.basicConfig(format="%(message)s", handlers=[handler])
     logging.getLogger("facts").setLevel(logging.DEBUG if verbose else logging.INFO)
-    if "--help" not in ctx.obj:
+    lists_methods = ctx.invoked_subcommand == "list" and "models" not in ctx.obj
+    if "--help" not in ctx.obj and not lists_methods:
         log.info("loading PyTorch, which takes seconds")
 
 

@@ -10,6 +10,7 @@ import typer
 import facts
 from facts.cli import options
 from facts.cli.options import BUDGET, ESTIMATORS, METHOD, SEARCHES, option
+from facts.utils.files import at_home
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def compress(
     from facts.utils.progress import stopwatch
 
     target_folder(out, keep=False)
+    _refuse_cache_within(out, cache)
     if elastic:
         _refuse_one_network(search, recover)
     rounds = () if elastic else None
@@ -146,6 +148,11 @@ def warn_if_nothing_gained(result: "facts.CompressionResult") -> None:
     course = result.summary.recovery
     if course and course.gained_nothing:
         log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
+
+
+def _refuse_cache_within(out: Path, cache: Path | None) -> None:
+    if cache and at_home(cache).resolve().is_relative_to(at_home(out).resolve()):
+        raise ValueError(f"--cache {cache} lies in --out {out}, which holds one network alone: give another folder")
 
 
 def _refuse_one_network(search: str | None, recover: float | None) -> None:
@@ -292,6 +299,7 @@ def recover(
     from facts.saving.save import target_folder
 
     target_folder(out, keep=False)
+    _refuse_cache_within(out, cache)
     result, dtype = load_result(folder)
     original = original_of(result.model, weights, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}

@@ -1,6 +1,7 @@
 """`facts evaluate`, `export` and `benchmark`: how good a network is, and how fast in each runtime."""
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,9 @@ def evaluate(
     costs = {"flops": cost.flops, "params": cost.params}
     metrics = measured(task, network, original, getattr(torch, precision)) | costs
     if as_json:
-        print(json.dumps(metrics, indent=1))
+        # JSON has no infinity.
+        known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
+        print(json.dumps(known, indent=1))
     else:
         rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in metrics.items()]
         print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))
@@ -146,7 +149,10 @@ def benchmark(
     if others := [name for name in shapes if shapes[name] != shapes[models[0]]]:
         both = f"{others[0]} reads inputs {list(shapes[others[0]])}, and {models[0]} {list(shapes[models[0]])}"
         raise ValueError(f"{both}: time networks of other inputs in another run")
-    batch = batch_of(first, shapes[models[0]], batch_size)
+    try:
+        batch = batch_of(first, shapes[models[0]], batch_size)
+    except RuntimeError as error:
+        raise MemoryError(f"a batch of {batch_size:,} inputs fits no memory: give a smaller --batch-size") from error
     calibration = data_of(first, data, num_workers=0).calibration(first) if data else None
     speeds = facts.benchmark(networks, batch, runtimes=runtime, int8=calibration)
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")

@@ -13,7 +13,7 @@ from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
 from facts.utils.hub import offline
-from facts.utils.options import needing, options
+from facts.utils.options import first_line, needing, options
 from facts.utils.progress import silence
 
 # Files that `save_pretrained` writes, by the attribute of a network and transformers' class that reads it.
@@ -204,7 +204,7 @@ def published_configuration(tag: str) -> dict[str, Any]:
     try:
         return import_transformers().PretrainedConfig.get_config_dict(tag, local_files_only=offline())[0]
     except OSError as error:
-        message = f"the configuration of {tag} could not be fetched ({error}); give it as `configuration`"
+        message = f"the configuration of {tag} could not be fetched ({first_line(error)}); give it as `configuration`"
         raise FileNotFoundError(message) from error
 
 

@@ -76,9 +76,11 @@ def _first_file(weights: Path | str, candidates: list[Path]) -> Path:
     for path in candidates:
         if path.is_file():
             return path
+    needs_folder = str(weights).startswith(("pretrained/", "random/"))  # checkpoints=random with profile=photos
+    others = "" if needs_folder else ", or `pretrained` or `random`"
     raise FileNotFoundError(
         f"no checkpoint {str(weights)!r}: looked for {', '.join(dict.fromkeys(map(str, candidates)))}. "
-        "Give a safetensors or PyTorch file, a folder of published ones, `pretrained` or `random`."
+        f"Give a safetensors or PyTorch file or a folder of published ones{others}."
     )
 
 
@@ -86,8 +88,11 @@ def weight_files(path: Path) -> list[Path]:
     """Files of the weights: the checkpoint itself, or those that an index lists."""
     if not path.name.endswith(INDEX):
         return [path]
-    names = json.loads(path.read_bytes())["weight_map"].values()
-    return [path.parent / Path(name).name for name in dict.fromkeys(names)]
+    try:
+        names = [Path(name).name for name in json.loads(path.read_bytes())["weight_map"].values()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no index with a `weight_map` from tensors to files; fetch it again") from error
+    return [path.parent / name for name in dict.fromkeys(names)]
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -112,7 +117,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping):
             content = content.get(key, content)
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise ValueError(f"{path} is not a checkpoint: give a file of named tensors, alone or under `state_dict`")
     for wrapper in WRAPPERS:
         if all(name.startswith(wrapper) for name in content):

@@ -49,9 +49,9 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     errors are computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded
     or recovered, and for a search without an integer program.
     """
-    problem, search = result.problem, result.search
-    if problem is None or result.summary.recovery:
+    if not isinstance(result, CompressionResult) or result.problem is None or result.summary.recovery:
         raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
+    problem, search = result.problem, result.search
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
     calibration, folder = problem.calibration, target_folder(Path(folder), keep=False)

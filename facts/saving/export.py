@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from facts.calibration.data import as_batches
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
-from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run
+from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run, without_autocast
 from facts.result import CompressionResult
 from facts.utils.batches import described
 from facts.utils.files import replacing
@@ -70,7 +71,7 @@ def export_onnx(
     options["custom_translation_table"] = {torch.ops.aten.sort.stable: _stable_sort}
     if isinstance(model, OneTensor):
         model.network.set_attn_implementation("eager")  # others cannot be converted for Swin
-    with replacing(Path(path)) as staged, TemporaryDirectory() as temporary:
+    with without_autocast(example.device), replacing(Path(path)) as staged, TemporaryDirectory() as temporary:
         program = torch.onnx.export(_trace(model, example), input_names=["input"], output_names=["output"], **options)
         assert program is not None  # with dynamo
         program.save(written := Path(temporary, "model.onnx") if samples else staged)
@@ -102,7 +103,7 @@ def export_program(compressed: CompressionResult | nn.Module, example: Tensor, p
     `example` and the comparison of outputs are as in `export_onnx`. Raises `ValueError` if outputs differ.
     """
     model, example = on_cpu(compressed, example)
-    with replacing(Path(path)) as staged:
+    with without_autocast(example.device), replacing(Path(path)) as staged:
         buffer = io.BytesIO()  # torch's own writer ends the process if the disk is full
         torch.export.save(_trace(model, example), buffer)
         staged.write_bytes(buffer.getbuffer())
@@ -114,6 +115,8 @@ def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[
     if not isinstance(example, Tensor) or example.ndim == 0 or len(example) == 0:
         got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
         raise ValueError(f"the example must be a batch of at least one input, as one tensor [N, ...], got a {got}")
+    if example.isnan().any():
+        raise ValueError("the example holds NaN, so outputs cannot be compared: give a batch of real inputs")
     model = compressed.model if isinstance(compressed, CompressionResult) else compressed
     if not isinstance(model, nn.Module) or any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"a result or a network with weights can be exported, not this {type(model).__name__}")
@@ -223,7 +226,11 @@ def _compare(model: nn.Module, exported: Call, example: Tensor) -> None:
                 f"{type(model).__name__} returns a {type(expected).__name__}, but only a network that returns one "
                 "tensor can be exported: wrap it in a module that picks one"
             )
-        difference, allowed = (exported(batch) - expected).abs().max(), TOLERANCE * expected.abs().max()
+        expected, found = (each.int() if each.dtype == torch.bool else each for each in (expected, exported(batch)))
+        errors = (found - expected).abs().where(found != expected, 0)  # equal infinities differ by NaN
+        finite = expected.abs().where(expected.isfinite(), 0)
+        difference, largest = (F.pad(each.flatten(), (0, 1)).max() for each in (errors, finite))  # 0 of no outputs
+        allowed = TOLERANCE * largest
         if not difference <= allowed:
             raise ValueError(
                 f"outputs of the exported {type(model).__name__} differ from the network's by up to {difference:.3g} "
@@ -249,7 +256,7 @@ def export_openvino(
         raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml, not {path.name}")
     model, example = on_cpu(compressed, example)
     samples = [] if int8 is None else samples_of(int8, model, example)
-    with replacing(path) as staged, TemporaryDirectory() as temporary:
+    with without_autocast(example.device), replacing(path) as staged, TemporaryDirectory() as temporary:
         file, inputs = Path(temporary, "model.onnx"), Path(temporary, "inputs.npy")
         export_onnx(model, example, file)
         if samples:
@@ -339,7 +346,7 @@ def benchmark(
     known = runtimes_of(batch.device, int8=int8 is not None)
     if any(map(reads_tokens, networks.values())):
         known = [name for name in known if name.partition(", ")[0] in COMPILERS]
-    chosen = known if runtimes is None else list(runtimes)
+    chosen = known if runtimes is None else list(dict.fromkeys(runtimes))
     if unknown := [name for name in chosen if name not in known]:
         raise ValueError(f"there is no runtime {unknown[0]!r} here: choose from {'; '.join(known)}")
     with TemporaryDirectory() as temporary:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from facts.parts import emptied
 from facts.result import CompressionResult
 from facts.saving.elastic import cut
 from facts.saving.manifest import DECOMPOSITIONS, MANIFEST, WEIGHTS, Manifest
-from facts.saving.recipes import build_recipe, read_recipe
+from facts.saving.recipes import build_recipe, published_settings, read_recipe
 from facts.saving.structure import apart, convert, misfits, read_header, refuse_wrong_values
 from facts.search.budget import Budget
 from facts.utils.files import at_home
@@ -85,8 +86,8 @@ def load_compressed(
     if is_transformers(model):
         read_processors(model, folder)
     elif shape and len(shape) == 4:  # of images that it was compressed for, perhaps not the published size
-        published = getattr(model, "pretrained_cfg", {})
-        model.pretrained_cfg = {**published, "input_size": shape[1:]}  # type: ignore[assignment]
+        with suppress(AttributeError):  # if a class has it as a property
+            model.pretrained_cfg = {**published_settings(model), "input_size": shape[1:]}  # type: ignore[assignment]
     model.provenance = manifest.base_model  # type: ignore[assignment]
     result = CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
     if ratio is not None or budget.limits:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
     """Describe a recipe that builds the network from JSON only; None if there is none."""
     model = result.model
-    recipe = getattr(model, "recipe", None)
+    recipe = _own_recipe(model)
     if recipe is None:
         found = (kind.of(model) for kind in OF_TRANSFORMERS)
         recipe = next(filter(None, found), None) if is_transformers(model) else _timm_recipe(result)
@@ -58,11 +58,22 @@ def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
     return {"kind": recipe.kind, **{name: value for name, value in asdict(recipe).items() if name != "weights"}}
 
 
+def _own_recipe(model: nn.Module) -> Recipe | None:
+    recipe = getattr(model, "recipe", None)  # an attribute that a user's network may have in another sense
+    return recipe if isinstance(recipe, Recipe) else None
+
+
+def published_settings(model: nn.Module) -> dict[str, Any]:
+    """What timm notes in a network as `pretrained_cfg`; nothing if that is another thing."""
+    settings = getattr(model, "pretrained_cfg", None)
+    return settings if isinstance(settings, dict) else {}
+
+
 def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     """Make a recipe from timm's name and the options seen in the network, if it builds the same network."""
     model = result.model
-    tag = getattr(model, "pretrained_cfg", {}).get("architecture")
-    if tag is None:
+    tag = published_settings(model).get("architecture")
+    if not isinstance(tag, str):
         return None
     features: Any = getattr(model, "feature_info", None)
     arguments: dict[str, Any] = {name: getattr(model, name) for name in ("num_classes",) if hasattr(model, name)}
@@ -142,9 +153,10 @@ def build_recipe(recipe: Recipe) -> nn.Module:
 
 def provenance_of(model: nn.Module) -> dict[str, str] | None:
     """Find a network's `name` and `repository`, and its weight file's `source` and `sha256`, as far as known."""
-    if known := getattr(model, "provenance", None):  # of a network that was saved and loaded
+    known = getattr(model, "provenance", None)  # of a network that was saved and loaded
+    if known and isinstance(known, dict) and all(isinstance(text, str) for text in (*known, *known.values())):
         return known
-    if recipe := getattr(model, "recipe", None):
+    if recipe := _own_recipe(model):
         published = recipe.weights == "pretrained" or Path(recipe.weights).is_dir()
         repository = recipe.repository if published else ""
         origin = {"name": recipe.name, **({"repository": repository} if repository else {})}
@@ -154,10 +166,10 @@ def provenance_of(model: nn.Module) -> dict[str, str] | None:
             return {**origin, "source": Path(recipe.weights).name}
     if is_transformers(model):
         name = model.config.name_or_path
-        published = REPOSITORY.fullmatch(name) and not Path(name).exists()
+        published = bool(REPOSITORY.fullmatch(name)) and not Path(name).exists()
         return {"name": name, "repository": name} if published else {"name": Path(name).name} if name else None
-    settings = getattr(model, "pretrained_cfg", {})
-    name, tag, repository = (settings.get(field, "") for field in ("architecture", "tag", "hf_hub_id"))
+    found = (published_settings(model).get(field) for field in ("architecture", "tag", "hf_hub_id"))
+    name, tag, repository = (each if isinstance(each, str) else "" for each in found)
     path = fetched(repository) if name and repository else None
     if path is None or not _holds(path, model):
         return {"name": name} if name else None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi, ModelCardData, constants
@@ -49,6 +50,7 @@ def save_compressed(
     Raises `FileExistsError` for a folder that holds something else, `ValueError` for tensors that no file can hold, and
     for weights that are NaN or infinite.
     """
+    _refuse_no_result(result, "save_compressed")
     metrics = Manifest.metrics_of(metrics)
     if dtype not in (None, *FLOATS.values()):
         raise ValueError(f"dtype must be one of {', '.join(map(str, FLOATS.values()))}, got {dtype!r}")
@@ -82,6 +84,11 @@ def save_compressed(
     )
     _write_loader(folder, model, manifest)
     _describe(folder, manifest)
+
+
+def _refuse_no_result(given: Any, caller: str) -> None:
+    if not isinstance(given, CompressionResult):
+        raise ValueError(f"{caller} needs a result of facts.compress or load_compressed, got a {type(given).__name__}")
 
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
@@ -196,6 +203,7 @@ def push_to_hub(
     card that was edited there is kept. Raises `ValueError` for a name of any other form, `ConnectionError` if the hub
     does not answer, and huggingface_hub's `OSError` if it refuses.
     """
+    _refuse_no_result(result, "push_to_hub")
     if not REPOSITORY.fullmatch(repository):
         raise ValueError(f"{repository!r} is not a repository: name it as OWNER/NAME")
     if not answers():

@@ -72,7 +72,12 @@ class Language(ClassLogits):
 
     def tokens(self, split: Split, model: nn.Module) -> Tensor:
         """The tokens `[L]` of a text."""
-        return tokenized(self.text(split), tokenizer_of(model))
+        tokens = tokenized(self.text(split), tokenizer_of(model))
+        most: int = model.get_input_embeddings().num_embeddings
+        if len(tokens) and (largest := int(tokens.max())) >= most:
+            own = f"{type(model).__name__} knows {most:,} tokens, and its tokenizer gives number {largest:,}"
+            raise ValueError(f"{own}: give it the tokenizer that it was trained with, or resize_token_embeddings")
+        return tokens
 
     def content_key(self, model: nn.Module) -> str:
         settings = {field.name: getattr(self, field.name) for field in fields(Language)}
@@ -206,10 +211,13 @@ class Corpus(Language):
 
 
 def read_text(source: str) -> str:
-    """Read a file or a data set on the hub. Raises an `OSError` if there is none, `ValueError` for a bad name."""
+    """Read a file or a data set on the hub. Raises an `OSError` if there is none, `ValueError` for a bad one."""
     if source.startswith(HUB):
         return fetched_text(source)
-    return at_home(source).read_text(encoding="utf-8")
+    try:
+        return at_home(source).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is no text in UTF-8 ({error}): save it as UTF-8") from error
 
 
 @lru_cache(maxsize=2)

@@ -166,6 +166,10 @@ ATTACKS = {
     "an unknown form": (lambda: compress(form="round"), "form must be one of plain, pivoted, got 'round'"),
     "precision as a text": (lambda: facts.Execution("bfloat16"), "precision must be a type such as torch.bfloat16"),
     # places
+    **{
+        f"a network for {name}": (lambda name=name: getattr(facts, name)(make_model(), "a"), f"{name} needs a result")
+        for name in ("save_compressed", "save_elastic", "push_to_hub")
+    },
     "a file for the cache": (
         lambda: compress(execution=facts.Execution(cache=__file__)),
         "cannot write to the folder .*choose another one",

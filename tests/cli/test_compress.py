@@ -151,6 +151,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
         (VIT, ["--data", "nowhere"], "give one that holds a folder of images for each class"),
         (VIT, ["--out", "."], "holds something other than a compressed network: give a new or empty folder"),
         (VIT, ["--out", "love.txt"], "cannot write to the folder"),
+        (VIT, ["--cache", "vit/cache"], "--cache vit/cache lies in --out vit, which holds one network alone"),
     ],
 )
 def test_refusals(run, photos, tmp_path, monkeypatch, network, options, message):

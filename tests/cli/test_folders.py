@@ -30,6 +30,11 @@ class TestEvaluate:
         lines = run("evaluate", folder, *options).stdout.splitlines()
         assert [line.split()[0] for line in lines] == [*after]
 
+    def test_what_is_infinite_is_null_in_json(self, run, compressed, photos, monkeypatch):
+        monkeypatch.setattr(inputs, "measured", lambda *_: {"perplexity": torch.inf})
+        found = run("evaluate", compressed[1], "--data", photos, "--num-workers", 0, "--json").stdout
+        assert json.loads(found)["perplexity"] is None
+
     def test_refusals(self, run, compressed, photos, tmp_path):
         result = run("evaluate", compressed[1], "--weights", "random", "--data", photos, code=1)
         assert "has weights and classes of its own" in result.output
@@ -113,6 +118,10 @@ class TestExport:
 
 
 class TestBenchmark:
+    def test_a_batch_that_fits_no_memory(self, run):
+        message = "a batch of 1,000,000,000,000 inputs fits no memory: give a smaller --batch-size"
+        assert message in run("benchmark", "timm/tiny_vit", "--batch-size", 10**12, code=1).output
+
     @pytest.mark.system
     def test_speeds_relative_to_the_first(self, run, compressed):
         network = "timm/tiny_vit"

@@ -167,6 +167,7 @@ def test_compress_and_evaluate(run, language_model, texts, tmp_path):
 
 def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     (tmp_path / "short.txt").write_text("one two three four five six")
+    (tmp_path / "other.txt").write_text("one two", encoding="utf-16")
     tokenizer = inputs.build(str(language_model), None, None, "cpu").tokenizer
     one_window = ("--sequence-length", len(tokenizer("one two three four five six")["input_ids"]))
     for text, options, message in (
@@ -177,6 +178,7 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
             "needs 1016 windows of 16 tokens",
         ),
         (texts / "test.txt", ("--sequence-length", 5000), "tokens does not fill a window of 5000: give a longer one"),
+        (tmp_path / "other.txt", (), "other.txt is no text in UTF-8 ("),
         (tmp_path / "short.txt", one_window, "the training text has 1: give a longer one"),
     ):
         arguments = ("compress", language_model, "--data", text, *SIZES, *options, "--out", tmp_path / "small")

@@ -43,10 +43,14 @@ def test_help_has_examples_and_explains_every_method(run):
         assert f"{name}: {explanation[:20]}" in text
 
 
-def test_lists_of_models_with_the_tags_of_their_weights(run):
+def test_lists_of_models_with_the_tags_of_their_weights(run, caplog):
+    run("list", "searches")
+    assert "loading PyTorch" not in caplog.text  # which only networks need
     for part in ("vit_tiny*16_224", "timm/vit_tiny_patch16_224"):
         (found,) = run("list", "models", part).stdout.splitlines()[1:]
         assert found.split() == ["timm/vit_tiny_patch16_224", "augreg_in21k_ft_in1k,", "augreg_in21k"]  # default first
+    narrow = CliRunner().invoke(app, ["list", "models", "vit_tiny*16_224"], env={"COLUMNS": "30"}).stdout
+    assert "…" not in narrow and "_patch16_224 " in narrow
     assert "torchvision/swin_t " in run("list", "models", "swin_t").stdout
     assert "none of the models has 'qqqq' in its name" in run("list", "models", "qqqq", code=1).output
 

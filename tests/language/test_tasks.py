@@ -57,6 +57,10 @@ def test_calibration_and_sensitivity_share_no_window(task, model):
     assert torch.equal(targets[:, :-1], tokens[:, 1:]) and (targets[:, -1] == NOTHING).all()
     with pytest.raises(ValueError, match=r"LlamaForCausalLM has no tokenizer: set model\.tokenizer"):
         task.calibration(build("llama"))
+    (small := build("llama")).resize_token_embeddings(9)
+    small.tokenizer = model.tokenizer
+    with pytest.raises(ValueError, match="LlamaForCausalLM knows 9 tokens, and its tokenizer gives number"):
+        task.calibration(small)
     with pytest.raises(ValueError, match="needs 100016 windows of 128 tokens; the evaluation text has"):
         replace(task, num_held_out=100_000).analysis(model)
 
@@ -184,8 +188,9 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(t
             look()
     with pytest.raises(ValueError, match="hub:OWNER/DATASET/CONFIGURATION/SPLIT, got 'hub:wikitext'"):
         replace(corpus, evaluation_text="hub:wikitext").text("evaluation")
-    with pytest.raises(FileNotFoundError, match="configuration of nobody/nothing could not be fetched"):
+    with pytest.raises(FileNotFoundError, match="configuration of nobody/nothing could not be fetched") as caught:
         CausalLM(tag="nobody/nothing", weights="random").build()
+    assert "\n" not in str(caught.value)
     (tmp_path / "text").write_text("a text")
     files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
     with pytest.raises(ConnectionError, match="or benchmark_names"):

@@ -89,6 +89,8 @@ def test_a_relative_path_is_first_that_of_the_user(tmp_path, monkeypatch):
     for folder in (tmp_path / "installed", tmp_path):
         (folder / "mine.pth").touch()
         assert weights.find_checkpoint("mine.pth").resolve() == folder / "mine.pth"
+    with pytest.raises(FileNotFoundError, match=r"a folder of published ones\.$"):  # as checkpoints=random gives
+        weights.find_checkpoint("random/deit_tiny/mine.pth")
 
 
 def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeypatch, tensors):
@@ -180,10 +182,18 @@ def test_a_file_that_is_none_or_cut_short_is_one_clear_error(content, tmp_path, 
             weights.read_checkpoint(path)
 
 
-def test_a_file_of_anything_but_named_tensors_is_refused(tmp_path):
-    torch.save({"state_dict": 3}, tmp_path / "other.pth")
+@pytest.mark.parametrize("content", [{"state_dict": 3}, {0: torch.ones(2)}])
+def test_a_file_of_anything_but_named_tensors_is_refused(content, tmp_path):
+    torch.save(content, tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"other.pth is not a checkpoint: give a file of named tensors"):
         weights.read_checkpoint(tmp_path / "other.pth")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": {"head": 3}}'])
+def test_a_damaged_index_is_one_clear_error(content, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"index\.json is no index with a `weight_map` .*; fetch it again"):
+        weights.read_checkpoint(tmp_path / "model.safetensors.index.json")
 
 
 def on_meta(tag):

@@ -120,6 +120,19 @@ class Pair(nn.Module):
         return x + 1, x + 2
 
 
+@pytest.mark.parametrize("kind", EXPORTS)
+@pytest.mark.parametrize(
+    "end", [lambda x: x.masked_fill(torch.arange(12) == 1, -torch.inf), lambda x: x > 0, lambda x: x[:, :0]]
+)
+def test_outputs_that_are_infinite_boolean_or_none_within_autocast(end, kind, tmp_path):
+    export, run = EXPORTS[kind]
+    model = perceptron().eval()
+    model.register_forward_hook(lambda module, args, output: end(output))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        export(model, EXAMPLE, tmp_path / f"model.{kind}")
+    torch.testing.assert_close(run(tmp_path / f"model.{kind}", EXAMPLE), model(EXAMPLE), rtol=1e-4, atol=1e-5)
+
+
 def test_networks_of_transformers_return_their_logits(tmp_path):
     model = make_image_classifier("swin")
     images = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.zeros(2, dtype=torch.int64)}
@@ -155,6 +168,8 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
     for example in ("images", [torch.ones(2, 24)], torch.ones(0, 24), torch.tensor(1.0)):
         with pytest.raises(ValueError, match=r"must be a batch of at least one input, as one tensor \[N, ...\], got"):
             export(perceptron(), example, path)
+    with pytest.raises(ValueError, match="the example holds NaN, so outputs"):
+        export(perceptron(), EXAMPLE * torch.nan, path)
     assert [file.name for file in path.parent.iterdir()] == [path.name] and path.read_text() == "before"
     with pytest.raises(OSError, match="cannot write to the folder"):
         export(perceptron(), EXAMPLE, path / "within a file")
@@ -230,7 +245,7 @@ def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
 
     monkeypatch.setattr(exporting, "loaded", recorded)
     chosen = [name for name in exporting.runtimes_of(CPU, int8=True) if "compiled" not in name]
-    found = facts.benchmark({"own": network}, IMAGES, runtimes=chosen, int8=[IMAGES], timing=QUICK)
+    found = facts.benchmark({"own": network}, IMAGES, runtimes=chosen * 2, int8=[IMAGES], timing=QUICK)
     assert [each.runtime for each in found] == chosen and all(each.network == "own" for each in found)
     assert min(min(each.throughput, each.latency) for each in found) > 0
     expected = network.eval()(IMAGES)

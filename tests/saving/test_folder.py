@@ -103,6 +103,22 @@ def test_any_network_onto_its_dense_form(tmp_path):
     assert_same(facts.load_compressed(tmp_path, model=make_model(torch.float32, seed=5)), result, (3, 8, 8))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("recipe", each) for each in ("adam", {"lr": 1})),
+        *(("provenance", each) for each in ("mine", {"year": 2026})),
+        *(("pretrained_cfg", each) for each in (None, nn.ReLU(), {"architecture": ["vit"]}, property(lambda _: {}))),
+    ],
+)
+def test_attributes_that_mean_something_else_to_a_user(name, value, tmp_path, monkeypatch):
+    model = make_model(torch.float32)
+    monkeypatch.setattr(type(model), name, value, raising=False)
+    result = compressed(model, (3, 8, 8))
+    facts.save_compressed(result, tmp_path)
+    assert_same(facts.load_compressed(tmp_path, model=make_model(torch.float32, seed=5)), result, (3, 8, 8))
+
+
 def test_dense_networks_that_do_not_fit_are_refused_and_left_alone(saved):
     for model, reason in (
         (timm, "must be the dense network, got a module"),

@@ -123,13 +123,14 @@ class TestTables:
         [
             ("calibration/9.png,0", "labels.csv names 1 files that are not there: calibration/9.png"),
             ("calibration/2.png", "needs columns `file` and `label`, of whole numbers"),
+            ("1", "needs columns `file` and `label`, of whole numbers"),
             ("calibration/2.png,-1", "needs rows with labels from 0 on"),
             ("calibration/2.png,99999999", "needs rows with labels from 0 on, at most 1,000,000"),
             ("calibration/2.png," + "9" * 20, "needs columns `file` and `label`, of whole numbers, .* OverflowError"),
         ],
     )
     def test_refusals(self, root, row, message):
-        (root / "labels.csv").write_text(f"file,label\n{row}\n")
+        (root / "labels.csv").write_text(f"{'label,file' if row == '1' else 'file,label'}\n{row}\n")
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             task(root).inspect()
 

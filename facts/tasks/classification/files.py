@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -183,7 +184,8 @@ def _listed(root: Path) -> Found:
     try:
         with (root / TABLE).open(newline="", encoding="utf-8-sig") as file:
             rows = [*csv.DictReader(file, skipinitialspace=True)]
-        names, labels = [row["file"] for row in rows], np.array([int(row["label"]) for row in rows], dtype=np.int64)
+        names = [os.fspath(row["file"]) for row in rows]  # None in a short row
+        labels = np.array([int(row["label"]) for row in rows], dtype=np.int64)
     except (csv.Error, KeyError, OverflowError, TypeError, ValueError) as error:
         needed = f"{root / TABLE} needs columns `file` and `label`, of whole numbers, with commas between, in UTF-8"
         raise ValueError(f"{needed}: {type(error).__name__}, {error}") from error
