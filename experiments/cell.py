@@ -220,10 +220,7 @@ def check(config: DictConfig) -> None:
         if value not in allowed:
             raise ValueError(f"{field} must be one of {', '.join(map(str, allowed))}, got {value!r}")
     threads = config.hardware.num_threads
-    for field, value, among in (
-        ("seed", config.seed, range(2**32)),
-        ("hardware.num_threads", threads, range(1, 2**15)),
-    ):
+    for field, value, among in (("seed", config.seed, range(2**32)), ("hardware.num_threads", threads, range(1, 4096))):
         if value is not None and value not in among:
             raise ValueError(f"{field} must be an integer from {among[0]} to {among[-1]}, got {value}")
     checked(MemoryPolicy, config.hardware.memory)

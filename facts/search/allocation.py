@@ -102,7 +102,7 @@ def _checked(
 
 @dataclass(frozen=True)
 class _Program:
-    """CostValues `[K, bounds]` and errors `[K]` of each layer's K choices, and the budget `[bounds]`."""
+    """Costs `[K, bounds]` and errors `[K]` of each layer's K choices, and the budget `[bounds]`."""
 
     costs: list[np.ndarray]
     errors: list[np.ndarray]
@@ -131,7 +131,7 @@ class _Program:
 
     @cached_property
     def shares(self) -> list[np.ndarray]:
-        """CostValues above each layer's smallest, as shares of `spare`, so that a sum of 1 is just affordable."""
+        """Costs above each layer's smallest, as shares of `spare`, so that a sum of 1 is just affordable."""
         unit = np.where(self.spare > 0, self.spare, 1.0)
         return [(cost - cost.min(axis=0)) / unit for cost in self.costs]
 
