@@ -120,10 +120,13 @@ class Calibration:
             return Cost(None, params)
         if self.example is not None:  # a plan does not count activations, nor products with weights in functions
             return Cost(count_flops(compressed, self.example, "paper"), params)
-        saved = sum(
+        return Cost(self.flops - self.saved_flops(plan), params)
+
+    def saved_flops(self, plan: Plan) -> int:
+        """FLOPs for one sample that a plan saves in its parts."""
+        return sum(
             self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items()
         )
-        return Cost(self.flops - saved, params)
 
     @property
     def layers(self) -> dict[str, nn.Linear]:

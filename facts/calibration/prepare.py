@@ -72,12 +72,7 @@ def prepare(
     """
     parts = parts if isinstance(parts, str) else ",".join(parts)
     _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
-    if not isinstance(execution, Execution):
-        raise ValueError(f'execution= takes facts.Execution(cache="folder", ...), got {execution!r}')
-    if protected is not None and (not isinstance(protected, int) or protected < 0):
-        raise ValueError(f"protected is the number of tokens at the front that stay, got {protected!r}")
-    if input_shape is not None and not _is_shape(input_shape):
-        raise ValueError(f"input_shape is an image's, (3, 224, 224), or one with its batch axis, got {input_shape!r}")
+    _refuse_unfit_settings(execution, protected, input_shape)
     model = unwrapped(model)
     bound_form = form_named(form or default_form(model, execution.precision), execution.precision)
     given, (inputs, targets) = (None, (None, None)) if data is None else read(data, model)
@@ -184,9 +179,15 @@ def _refuse_unfit_arguments(
         raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
 
 
-def _is_shape(shape: Any) -> bool:
-    sizes = list(shape) if isinstance(shape, Sequence) else []
-    return bool(sizes) and all(isinstance(size, int) and size > 0 for size in sizes)
+def _refuse_unfit_settings(execution: object, protected: object, input_shape: object) -> None:
+    """Raise `ValueError` for settings of `prepare` of another type or out of range."""
+    if not isinstance(execution, Execution):
+        raise ValueError(f'execution= takes facts.Execution(cache="folder", ...), got {execution!r}')
+    if protected is not None and (not isinstance(protected, int) or protected < 0):
+        raise ValueError(f"protected is the number of tokens at the front that stay, got {protected!r}")
+    sizes = input_shape if isinstance(input_shape, Sequence) else []
+    if input_shape is not None and not (sizes and all(isinstance(size, int) and size > 0 for size in sizes)):
+        raise ValueError(f"input_shape is an image's, (3, 224, 224), or one with its batch axis, got {input_shape!r}")
 
 
 def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any, precision: torch.dtype) -> list[str]:

@@ -214,10 +214,10 @@ def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, costs: Costs) -
     before, after = costs.before.flops, costs.after.flops
     if before is None or after is None or "flops" not in problem.bounds:
         return
-    saved = sum(part.flops(None, plan) - part.flops(plan[name], plan) for name, part in problem.parts.items())
-    if after > HIDDEN * (before - saved):
+    planned = before - problem.calibration.saved_flops(plan)
+    if after > HIDDEN * planned:
         raise ValueError(
-            f"{type(problem.model).__name__} would need {after:.4g} FLOPs, {before - saved:.4g} by its plan: its code "
+            f"{type(problem.model).__name__} would need {after:.4g} FLOPs, {planned:.4g} by its plan: its code "
             "reads `.weight` of layers that are of low rank; leave these out by layers=[...], or choose units"
         )
 

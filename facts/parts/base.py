@@ -1,6 +1,6 @@
 """The questions that a kind of part answers, all in its own file.
 
-Outside this folder, nothing asks what kind a part is, only whether it `is_unit` and whether it `shortens` inputs.
+Elsewhere in `facts`, nothing asks what kind a part is, only whether it `is_unit` and whether it `shortens` inputs.
 
 Finding, linear layers, decomposition, errors, cost, and `put`, the only way to change a network.
 """

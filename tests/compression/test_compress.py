@@ -225,6 +225,11 @@ def test_what_cannot_be_meant_is_refused_in_a_line(call, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_generous_latency_beside_another_bound_changes_nothing(model, batches):
+    plans = [facts.compress(model, batches, ratio=0.5, budget=facts.Budget(latency_ms=ms)).plan for ms in (None, 1e5)]
+    assert plans[0] == plans[1]
+
+
 class Counted(torch.utils.data.Dataset):
     """Images that count how often one is read."""
 
