@@ -85,7 +85,6 @@ class Hardware:
     num_threads: int | None = MISSING
     memory: dict[str, Any] = MISSING
     batch_size: int = MISSING
-    compile: bool = MISSING
     timing: dict[str, Any] = MISSING
 
 

@@ -1,4 +1,4 @@
-"""Analysis of a network in the runtime that it is shipped for."""
+"""Analyses of a network in the runtime that it is shipped for."""
 
 import logging
 from functools import partial
@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from facts.analysis.base import Analysis, Findings, Subject
+from facts.cost.count import count_flops
 from facts.cost.timing import TimingPolicy
 from facts.estimators import Estimator
-from facts.saving.export import loaded, runtimes_of
+from facts.modules.networks import noise
+from facts.saving.export import benchmark, loaded, runtimes_of
 from facts.tasks.classification.base import percentage
 from facts.utils.options import Count, options
 
@@ -37,9 +39,8 @@ class Exported(Analysis):
     reads_layers = False
 
     def check(self, model: nn.Module, estimator: Estimator | None) -> None:
-        known = [name for name in runtimes_of(torch.device("cpu"), int8=True) if not name.startswith("PyTorch")]
-        if self.runtime not in known:
-            raise ValueError(f"there is no runtime {self.runtime!r} here: choose from {'; '.join(known) or 'none'}")
+        known = runtimes_of(torch.device("cpu"), int8=True)
+        refuse_unknown(self.runtime, [name for name in known if not name.startswith("PyTorch")])
 
     def run(self, subject: Subject) -> Findings:
         batches = list(subject.held_out.data or ())
@@ -57,3 +58,45 @@ class Exported(Analysis):
         return Findings(
             {"exported_top1": percentage(right), "megabytes": size / 1e6, **speed}, {}, {"exported_top1": right}
         )
+
+
+@options
+class InRuntime(Analysis):
+    """Time and FLOPs, by the full rule, that remain of the original's, in a `runtime` of `facts.saving.export`.
+
+    Both networks take turns on a batch of noise. int8 is calibrated on the calibration data.
+    """
+
+    runtime: str = "PyTorch, float32"
+    batch_size: Count = 16
+    timing: TimingPolicy = TimingPolicy()
+
+    depends_on_device = True
+    reads_layers = False
+
+    def check(self, model: nn.Module, estimator: Estimator | None) -> None:
+        refuse_unknown(self.runtime, runtimes_of(next(model.parameters()).device, int8=True))
+
+    def run(self, subject: Subject) -> Findings:
+        inputs, _ = next(iter(subject.held_out.data or ()))
+        device = next(subject.model.parameters()).device
+        batch = noise(subject.model, (self.batch_size, *inputs.shape[1:]), device)
+        networks = {"dense": subject.model, "compressed": subject.compressed or subject.model}
+        int8 = subject.calibration.data if self.runtime.endswith("int8") else None
+        dense, compressed = benchmark(networks, batch, runtimes=[self.runtime], int8=int8, timing=self.timing)
+        flops = [count_flops(network, batch[:1].to("meta"), "full") for network in networks.values()]
+        return Findings(
+            {
+                "remaining_time": dense.throughput / compressed.throughput,
+                "remaining_flops": flops[1] / flops[0],
+                "dense_throughput": dense.throughput,
+                "compressed_throughput": compressed.throughput,
+                "speedup": compressed.throughput / dense.throughput,
+            },
+            {"spread": {each.network: each.spread for each in (dense, compressed)}},
+        )
+
+
+def refuse_unknown(runtime: str, known: list[str]) -> None:
+    if runtime not in known:
+        raise ValueError(f"there is no runtime {runtime!r} here: choose from {'; '.join(known) or 'none'}")

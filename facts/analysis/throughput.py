@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.calibration.calibration import Calibration
@@ -68,7 +69,6 @@ class Throughput(Analysis):
 
     batch_size: Count
     timing: TimingPolicy = TimingPolicy()
-    compiled: bool = False
     variants: tuple[Variant, ...] = ()
 
     depends_on_device = True
@@ -90,8 +90,6 @@ class Throughput(Analysis):
         inputs, _ = next(iter(subject.held_out.data or ()))
         device = next(subject.model.parameters()).device
         batch = noise(subject.model, (self.batch_size, *inputs.shape[1:]), device)
-        if self.compiled:
-            networks = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
         timings = batch_seconds(networks, batch, self.timing, subject.held_out.execution.precision)
         speeds = {name: len(batch) / timing.median for name, timing in timings.items()}
         result = speeds.get("compressed", speeds["dense"])
@@ -110,7 +108,8 @@ class DeviceRecord(Throughput):
 
     The passes take turns on the first batch. `plain_pass` is forward and backward with the gradients of all weights:
     an optimiser's step without its update. A data pass takes what a second batch adds to it: its beginning and end
-    come once, however many samples there are. On a GPU, `_gib` is the peak of its memory.
+    come once, however many samples there are. `_busy_seconds` are those in which the device computes: on a GPU, far
+    fewer if it waits for launches. On a GPU, `_gib` is the peak of its memory.
     """
 
     def run(self, subject: Subject) -> Findings:
@@ -129,14 +128,27 @@ class DeviceRecord(Throughput):
                 calls[f"{parts}_pass"] = partial(several.moments, own.suited(FACTS()).moments, cached=False)
         with torch.cuda.device_of(next(subject.model.parameters())):
             times = self.timing.times(passes | {f"shorter {name}": call for name, call in shorter.items()})
-        for name in passes:
-            less = times[f"shorter {name}"].median if name in shorter else 0
-            found.metrics[f"{name}_seconds"] = 1000 * (times[name].median - less) / batch_size(inputs)
+        for name, call in passes.items():
+            seconds, busy = times[name].median, busy_seconds(call, device)
+            if name in shorter:
+                seconds -= times[f"shorter {name}"].median
+                busy -= busy_seconds(shorter[name], device)
+            found.metrics[f"{name}_seconds"] = 1000 * seconds / batch_size(inputs)
+            found.metrics[f"{name}_busy_seconds"] = 1000 * busy / batch_size(inputs)
         for name, run in passes.items() if device.type == "cuda" else ():
             torch.cuda.reset_peak_memory_stats(device)
             run()
             found.metrics[f"{name}_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         return found
+
+
+def busy_seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """Sum up the seconds of the kernels that a call runs on a GPU, or of its operations on a CPU."""
+    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[kind], acc_events=True) as profiler:
+        call()
+    field = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    return sum(getattr(event, field) for event in profiler.key_averages() if not event.is_user_annotation) / 1e6
 
 
 def plain_pass(calibration: Calibration, inputs: Any, targets: Any) -> None:

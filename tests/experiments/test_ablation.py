@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.reproduce import main as reproduce
 from tests.docs.test_results import committed
+from tests.experiments.test_config import OF_PHOTOS, options
 
 SHRINKAGE = ["axis=estimator.shrinkage_row", "values=[0,0.3]"]
 
@@ -69,6 +70,12 @@ def test_imagenet_is_the_part_of_the_main_job_that_classifies(chosen, every_extr
     main, part = (chosen(f"experiment={name}") for name in ("main", "imagenet"))
     expected = [each.name for each in main if each.task in ("classification", "digits")]
     assert [each.name for each in part] == expected and len(main) > len(expected) > 10
+
+
+def test_any_tables_can_be_named_in_a_list(chosen):
+    """Hydra merges their files, which fails for a mapping in one and a list in another."""
+    names = sorted({*options("experiment")} - {"ablation", "all", "imagenet", "main", "paper", *OF_PHOTOS})
+    assert [each.name for each in chosen(f"experiment=[{','.join(names)}]")] == names
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,20 @@ def test_a_record_of_a_device_holds_its_passes_and_its_throughput(cell_config):
     quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
     metrics = run_cell(open_cell(cell_config("task=digits", "analysis=device", "estimator=pela", *quick))).metrics
     assert {"layers_pass_seconds", "units_pass_seconds"} <= metrics.keys()
-    assert all(metrics[name] > 0 for name in ("plain_pass_seconds", "dense_throughput", "speedup"))
+    assert all(metrics[name] > 0 for name in ("plain_pass_seconds", "plain_pass_busy_seconds", "speedup"))
+
+
+@pytest.mark.system
+def test_a_network_is_timed_in_another_runtime_beside_the_flops_that_remain(cell_config):
+    quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
+    own = ["model=deit_s", "task=digits", "parts=units", "ratio=0.5", "analysis=runtime", *quick]
+    record = run_cell(open_cell(cell_config(*own, "analysis.paper.runtime='PyTorch, bfloat16'")))
+    before, after = record.summary["full_flops"]
+    assert record.metrics["remaining_flops"] == after / before < 1
+    assert record.metrics["remaining_time"] == pytest.approx(1 / record.metrics["speedup"])
+    assert "PyTorch, bfloat16" in record.identity["analysis"]  # set for the paper's profile, and taken over in mini
+    with pytest.raises(ValueError, match=r"there is no runtime 'TensorRT' here: choose from PyTorch, float32; "):
+        open_cell(cell_config(*own, "analysis.paper.runtime=TensorRT"))
 
 
 @pytest.mark.system
