@@ -26,6 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
+from facts.utils.options import faults_of
+
 T = TypeVar("T")
 
 PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
@@ -271,8 +273,8 @@ def instantiate(node: DictConfig | ListConfig, key: str = "", kind: type = objec
         made = hydra.utils.instantiate(node, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__
-        if isinstance(cause, ValidationError):
-            raise out_of_range(cause, place) from None
+        if cause and isinstance(cause.__cause__, ValidationError):
+            raise ValueError(faults_of(cause.__cause__, place)) from None
         if cause is None or str(error).startswith("Error locating target"):
             reason = " ".join(str(cause or error).split("\n")[: 2 if cause else 1])
             raise ValueError(f"{place}._target_: {reason}") from None
@@ -297,17 +299,10 @@ def checked(kind: Callable[..., T], node: DictConfig) -> T:
     check_is_group(node)
     try:
         return kind(**{str(name): value for name, value in node.items()})
-    except ValidationError as error:
-        raise out_of_range(error, node._get_full_key(None)) from None
-
-
-def out_of_range(error: ValidationError, key: str) -> ValueError:
-    """Put an error into one line: each field with its value and what is allowed."""
-    fields = (
-        f"{'.'.join(map(str, (key, *each['loc'])))}={each['input']}: {each['msg'][0].lower()}{each['msg'][1:]}"
-        for each in error.errors()
-    )
-    return ValueError("; ".join(fields))
+    except ValueError as error:
+        if isinstance(error.__cause__, ValidationError):
+            raise ValueError(faults_of(error.__cause__, node._get_full_key(None))) from None
+        raise
 
 
 def in_a_line(error: BaseException) -> str:

@@ -26,11 +26,11 @@ from experiments.config import (
     compose,
     given_overrides,
     missing_packages,
-    out_of_range,
     plain,
     read_experiment,
 )
 from experiments.record import Record
+from facts.utils.options import faults_of
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ def checked(experiment: Experiment, name: str) -> Experiment:
     try:
         EXPERIMENT.validate_python(plain(experiment))  # OmegaConf does not check what lists hold
     except ValidationError as error:
-        raise out_of_range(error, place) from None
+        raise ValueError(faults_of(error, place)) from None
     if experiment.experiments:
         return experiment
     experiment = experiment if experiment.option else completed(experiment)

@@ -343,6 +343,8 @@ class State:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        # Copies: a file's tensors begin anywhere, and on CPUs without AVX-512, products depend on where one begins.
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         for name, tensor in self._weights().items():
             tensor.data = tensors[f"student/{name}"].to(tensor)
             if f"best/{name}" in tensors:

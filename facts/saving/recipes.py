@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import safe_open
 from timm.layers import DropPath
 from timm.models import FeatureInfo
@@ -19,7 +18,6 @@ from facts.models.weights import fetched, sha256
 from facts.modules.networks import is_transformers
 from facts.parts import descriptions, emptied
 from facts.result import CompressionResult
-from facts.saving.manifest import first_fault
 from facts.saving.structure import layouts_of
 from facts.utils.hub import REPOSITORY
 from facts.utils.options import first_line
@@ -122,8 +120,7 @@ def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
         recipe = RECIPES[kind](**{"weights": "random", **arguments})
         recipe.refuse_foreign()
     except (ValueError, TypeError) as error:
-        reason = first_fault(error) if isinstance(error, ValidationError) else error
-        raise ValueError(f"{path} is refused: {reason}") from error
+        raise ValueError(f"{path} is refused: {error}") from error
     return recipe
 
 

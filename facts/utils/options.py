@@ -1,15 +1,17 @@
 """Methods by name, their options, checked before any work starts, and packages that only some uses need."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, fields
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 
@@ -30,8 +32,35 @@ def first_line(error: Exception) -> str:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, Field))
 def options(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass with keyword-only fields. Invalid values and unknown names are errors."""
-    return cast(type[T], dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls))
+    """Make a class a frozen dataclass with keyword-only fields. Invalid values and unknown names are a `ValueError`."""
+    made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
+    made.__init__ = _with_faults_in_a_line(made.__init__)
+    return cast(type[T], made)
+
+
+def _with_faults_in_a_line(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def checked(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            init(self, *args, **values)
+        except ValidationError as error:
+            unknown = any(each["type"] == "unexpected_keyword_argument" for each in error.errors())
+            known = f" (options: {', '.join(each.name for each in fields(self))})" if unknown else ""
+            raise ValueError(f"{type(self).__name__}: {faults_of(error)}{known}") from error
+
+    return checked
+
+
+def faults_of(error: ValidationError, *place: str) -> str:
+    """Put pydantic's lines into one: each field with its value and what is allowed."""
+    return "; ".join(_fault(each, *place) for each in error.errors())
+
+
+def _fault(found: ErrorDetails, *place: str) -> str:
+    where = ".".join(map(str, (*place, *found["loc"])))
+    value = f"={str(found['input'])[:100]}" if found["loc"] else ""  # else the fields do not fit together
+    said = found.get("ctx", {}).get("error") or f"{found['msg'][0].lower()}{found['msg'][1:]}"
+    return f"{where}{value}: {said}" if where else str(said)
 
 
 class Docstring(NamedTuple):

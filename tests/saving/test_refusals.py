@@ -114,7 +114,7 @@ RECIPES = {
     **each(
         "kind", lambda kind: put(kind, "recipe", "kind"), ("keras", ["timm"]), "this version cannot build; pass the"
     ),
-    "code": (put("print()", "recipe", "code"), f"{REFUSED}.*Unexpected keyword argument"),
+    "code": (put("print()", "recipe", "code"), f"{REFUSED}.*unexpected keyword argument"),
     **each("source", lambda name: put(name, "recipe", "weights"), ("pretrained", "a.pth"), f"{REFUSED}.*'random'"),
     **each("tag", lambda tag: put(tag, "recipe", "tag"), TAGS, "is not one of timm's tags, but a repository or"),
     "no tag": (put("no_such_network", "recipe", "tag"), "cannot be built as it was saved"),
