@@ -6,10 +6,12 @@ Defaults are in `conf/`; methods check their own fields.
 import copy
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from difflib import get_close_matches
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
@@ -48,6 +50,8 @@ EXTRAS = {  # by the name of an analysis, a pruning method or a task
 }
 APART = ("analysis", "estimator", "experiment", "finetuning", "pruning", "search")  # groups that set no other's fields
 OF_TABLES = {"experiment", "axis", "values", "seeds", "plan", "force", "part", "workers"}  # keys that no cell has
+ERRORS_IN_FULL = os.environ.get("HYDRA_FULL_ERROR") == "1"
+os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints its errors itself, in many lines, and exits
 USER_ERRORS = (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException, YAMLError)
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
@@ -194,15 +198,47 @@ def compose(*overrides: str) -> DictConfig:
     return composed(*given, *overrides)
 
 
+def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Make a function of a configuration a Hydra command. What cannot be composed ends it with one line, too."""
+
+    def decorated(function: Callable[[DictConfig], None]) -> Callable[[], None]:
+        run = hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(function)
+
+        @wraps(function)
+        def main() -> None:
+            try:
+                with _as_value_error():
+                    run()
+            except USER_ERRORS as error:
+                if ERRORS_IN_FULL:
+                    raise
+                raise SystemExit(f"error: {in_a_line(error)} (HYDRA_FULL_ERROR=1 shows where)") from error
+
+        return main
+
+    return decorated
+
+
 @contextmanager
 def _as_value_error() -> Iterator[None]:
     """Turn Hydra's errors, of many lines, into a `ValueError` of one."""
     try:
         yield
     except MissingConfigException as error:
-        raise ValueError(f"{error.missing_cfg_file} is not one of {', '.join(error.options or ())}") from error
+        name, options = str(error.missing_cfg_file), list(error.options or ())
+        raise ValueError(f"{name} is not one of {_among(options, name.rpartition('/')[2])}") from error
     except HydraException as error:
-        raise ValueError(f"{error}: {error.__cause__}".partition("\n")[0]) from error
+        cause = error.__cause__
+        if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
+            known = _among([*map(str, cause.parent_node)], str(cause.key))
+            raise ValueError(f"there is no field {cause.full_key}; its group has {known}") from error
+        reason = str(cause).partition("\n")[0] if cause else ""
+        raise ValueError(": ".join(filter(None, (in_a_line(error), reason)))) from error
+
+
+def _among(known: list[str], name: str) -> str:
+    near = get_close_matches(name, known, 1)
+    return ", ".join(known) + (f" (did you mean {near[0]}?)" if near else "")
 
 
 @_as_value_error()

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import hydra
 import torch
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -17,7 +16,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from experiments.cell import Cell, results_folder
-from experiments.config import CONF, EXTRAS, how_to_install, in_a_line, instantiate, missing_packages
+from experiments.config import EXTRAS, command, how_to_install, in_a_line, instantiate, missing_packages
 from experiments.grid import GridCell, chosen_experiments, samples_of
 from experiments.record import PACKAGES
 from experiments.runner import started
@@ -140,7 +139,7 @@ def weights(recipe: Recipe) -> str:
     return "random, for measuring speed only" if recipe.weights == "random" else "fetched from their hub at the start"
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
+@command("reproduce")
 def main(config: DictConfig) -> None:
     with started():
         if show_findings(examine(config, samples_of(chosen_experiments(config))), Console()):

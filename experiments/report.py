@@ -3,12 +3,11 @@
 With `experiment=NAME`, its table and figure are first drawn from the records, as after the jobs of a launcher.
 """
 
-import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.cell import Cell, results_folder
-from experiments.config import CONF, Experiment, given_overrides
+from experiments.config import Experiment, command, given_overrides
 from experiments.grid import GridCell, chosen_experiments, grid_of
 from experiments.output.results import report_on_all, show
 from experiments.plan import latest_records, recorded
@@ -17,7 +16,7 @@ from experiments.runner import started
 from facts.utils.files import writable_folder
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
+@command("reproduce")
 def main(config: DictConfig) -> None:
     with started():
         folder = results_folder(config)

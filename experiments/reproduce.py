@@ -2,14 +2,13 @@
 
 import os
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.cell import results_folder
-from experiments.config import CONF, Experiment
+from experiments.config import Experiment, command
 from experiments.doctor import look_first
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of
 from experiments.output.results import DRAWINGS, report_on_all, show
@@ -20,7 +19,7 @@ from facts.utils.files import writable_folder
 from facts.utils.progress import hide_displays
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
+@command("reproduce")
 def main(config: DictConfig) -> None:
     with started():
         reproduce(config)

@@ -6,16 +6,15 @@ Functions import what needs PyTorch, which takes seconds: completion and help ne
 import logging
 from typing import Any
 
-import hydra
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.config import CONF, OF_TABLES, USER_ERRORS, given_overrides, in_a_line
+from experiments.config import OF_TABLES, USER_ERRORS, command, given_overrides, in_a_line
 
 log = logging.getLogger(__name__)
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="run")
+@command("run")
 def main(config: DictConfig) -> None:
     from experiments.runner import open_cell, run_cell, started
 

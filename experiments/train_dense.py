@@ -4,13 +4,12 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-import hydra
 from omegaconf import DictConfig
 from safetensors.torch import save_model
 from torch import nn
 
 from experiments.cell import Cell
-from experiments.config import CONF
+from experiments.config import command
 from experiments.runner import started
 from facts.finetuning import Finetuning, finetune
 from facts.models import OpenMMLabModel
@@ -22,7 +21,7 @@ from facts.utils.files import at_home, replacing
 log = logging.getLogger(__name__)
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="train_dense")
+@command("train_dense")
 def main(config: DictConfig) -> None:
     distributed.join()
     with started(under_torchrun=True):

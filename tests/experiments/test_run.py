@@ -144,19 +144,34 @@ def test_a_record_has_the_recipes_of_its_own_profile(cell_config):
 
 
 @pytest.mark.system
-def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(command, tmp_path, monkeypatch):
+def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(command, tmp_path):
     small = ["model.mini.weights=random", "task.mini.num_calibration=64"]
     printed = command(main, "-m", "estimator=pela", "ratio=0.4,0.5", *small)
     top1 = {record.config["ratio"]: record.metrics["top1"] for record in read_records(tmp_path / "mini/records")}
     for ratio in (0.4, 0.5):
         assert re.search(rf"ratio={ratio} +│ +{top1[ratio]:.4g} ", printed)
     assert f"Records: {tmp_path / 'mini/records'}" in printed
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     for override, message in (("seed=range(3,3)", "the sweep has no runs: "), ("ratio=1,2", ".*ratio=2.*: ratio is ")):
         with pytest.raises(SystemExit, match=rf"^error: {message}"):
             command(main, "-m", override)
     with pytest.raises(SystemExit, match=r"a cell has no experiment, plan: use experiments\.reproduce, which"):
         command(main, "experiment=llm", "plan=true")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("estimator=factss", r"estimator/factss is not one of asvd, .* \(did you mean facts\?\)"),
+        ("estimator.shrinkage_raw=0.5", r"there is no field estimator\.shrinkage_raw; its group has .*shrinkage_row, "),
+        ("serach=cors", r"there is no field serach; its group has .* \(did you mean search\?\)"),
+        ("ratio=half", r"Error merging override ratio=half: Value 'half' of type 'str' could not be converted"),
+        ("ratio=0.4,0.5", r"Ambiguous value for argument 'ratio=0.4,0.5'; .*key=\[value1,value2\]"),
+    ],
+)
+def test_a_command_line_that_cannot_be_composed_ends_with_one_line(command, override, message):
+    with pytest.raises(SystemExit, match=f"^error: {message}") as caught:
+        command(main, override)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.system
