@@ -313,6 +313,9 @@ def instantiate(node: DictConfig | ListConfig, key: str = "", kind: type = objec
             raise ValueError(faults_of(cause.__cause__, place)) from None
         if cause is None or str(error).startswith("Error locating target"):
             reason = " ".join(str(cause or error).split("\n")[: 2 if cause else 1])
+            module, _, name = str(node.get("_target_")).rpartition(".")
+            if module and _is_there(module):
+                reason = f"{module} has no {name}"
             raise ValueError(f"{place}._target_: {reason}") from None
         if isinstance(cause, ImportError | OSError | ValueError):
             raise cause from None

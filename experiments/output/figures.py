@@ -154,7 +154,7 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
     curves = {row: style for row, *style in zip(ranked, cycle(CURVES), cycle(MARKERS))}
     figure, every = panels(len(networks), 2.4 + INCHES_A_ROW * -(-len(experiment.rows) // 2))
     for axes, network in zip(every, networks, strict=True):
-        axes.set(title=network, xlabel=unit)
+        axes.set(title=network, xlabel=f"{unit} of the whole network")
         own = points[points.network == network]
         if own.empty:
             say(axes)
@@ -180,7 +180,9 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
     left.set(xlabel="mean rank, 95 % interval")
     mean = f"mean over the table's {len(experiment.columns)} columns"
-    right.set(xlabel=f"minutes, {mean}", xscale="log")
+    right.set(xlabel=f"minutes of compression, {mean}", xscale="log")
+    left.set_title("blue: not told apart from the best", fontsize=7)
+    right.set_title("line: none is both better and faster", fontsize=7)
     right.set_ylabel(f"{experiment.metrics[experiment.ranked_by]} [%], {mean}")
     if methods.empty:
         say(left)
@@ -253,7 +255,9 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
             _draw(axes, place, group, hatch=None if records[row, column] else PUBLISHED)
         if not groups:
             say(axes)
-        axes.set_xticks(range(len(groups)), [fill(row, CHARACTERS_OF_DEVICE) for row in groups], fontsize=6)
+        own = {row: ", small stand-in" for row in groups if is_mini(records[row, column])}
+        labels = [fill(row + own.get(row, ""), CHARACTERS_OF_DEVICE) for row in groups]
+        axes.set_xticks(range(len(groups)), labels, fontsize=6)
         set_height(axes, bars[bars.column == column].throughput.dropna())
     measured = bars.dropna(subset="throughput")
     shown = (BARS[name] for name in BARS if name in set(measured.network))
@@ -266,6 +270,10 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
         title += "Numbers: times the original (2:4: in half precision)."
         figure.legend(handles=handles, loc="outside lower center", title=title, **style)
     return figure, measured
+
+
+def is_mini(record: Record | None) -> bool:
+    return bool(record and record.identity.get("profile") == "mini")
 
 
 def _bars(experiment: Experiment, row: str, column: str, record: Record | None) -> Iterable[dict[str, Any]]:

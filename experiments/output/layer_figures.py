@@ -122,7 +122,7 @@ def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataF
         axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color)
     mean = tokens.distance_correlation.mean()
     axes.axhline(mean, color=BLACK, linestyle="--")
-    axes.set_title(f"mean {mean:.2f}; grey: p ≥ {SIGNIFICANT}", fontsize=7)
+    axes.set_title(f"mean {mean:.2f}" + ("" if sure.all() else f"; grey: p ≥ {SIGNIFICANT}"), fontsize=7)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     return [tokens.reindex(columns=COLUMNS)]
 

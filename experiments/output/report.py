@@ -142,6 +142,10 @@ def gaps_of(results: Iterable[Result]) -> pd.DataFrame:
         if result.experiment.figure and result.figure is None:
             missing.append(Entry("figure", "", "", None, None, None, "missing"))
         name = result.experiment.name
+        later = [cell for cell in missing if cell.status == "missing"]
+        if later and result.cells and not result.records:  # thousands of names are no list
+            missing = [cell for cell in missing if cell not in later]
+            lines.append((name, "missing", _reason(result, later[0]), f"all {len(later)}"))
         lines += [
             (name, cell.status, _reason(result, cell), f"{cell.row}, {cell.column}".strip(", ")) for cell in missing
         ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from facts.moments.losses import squared_error
 from facts.search.base import AllocationProblem, Profile
 from facts.utils.batches import batch_size, in_parts, reading, to_device, versions_of
 from facts.utils.cache import calibration_key, content_key, name_of
-from facts.utils.progress import with_progress
+from facts.utils.progress import progress_of
 
 
 @dataclass
@@ -167,14 +167,18 @@ class Sensitivity:
             evaluating(network),
             autocast(device, execution.precision),
             self._reading(network) as read,
+            progress_of("sensitivity") as show,
         ):
-            for batch in with_progress(self.batches, "sensitivity"):
+            for number, batch in enumerate(self.batches):
                 for inputs, targets in in_parts(batch, num_parts):
                     num_samples += batch_size(inputs)
                     prefix = Prefix(network, to_device(inputs, device))
                     expected = to_device(targets, device) if self.of == "loss" else read(prefix.outputs)
-                    errors = (self._errors(prefix, name, ranks[name], expected, read) for name in ranks)
-                    sums += torch.tensor([*chain.from_iterable(errors)], dtype=torch.float64)
+                    errors: list[float] = []
+                    for place, name in enumerate(ranks):
+                        show(number * len(ranks) + place, length_hint(self.batches) * len(ranks) or None)
+                        errors += self._errors(prefix, name, ranks[name], expected, read)
+                    sums += torch.tensor(errors, dtype=torch.float64)
         return sums, int(num_samples)
 
     def _errors(
