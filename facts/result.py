@@ -53,8 +53,8 @@ class RecoverySummary:
         if self.before == self.after:
             return f"{text}: no epoch came closer to the original, so no weight is changed"
         return (
-            f"{text}: mean distance from the original on {self.num_held_back:,} others {self.before:.4g} before, "
-            f"{self.after:.4g} after"
+            f"{text}: mean distance from the original {self.before:.4g} before, {self.after:.4g} after, on the "
+            f"{self.num_held_back:,} others that chose the best epoch"
         )
 
 
@@ -107,8 +107,8 @@ class Costs:
         stored = original.types if original.types == compressed.types else types
         timed = f", batch of {self.latency['samples']:.0f}" if "samples" in self.latency else ""
         lines = [
-            ("FLOPs", "G", 1e9, self.before.flops, self.after.flops),
-            ("parameters", "M", 1e6, self.before.params, self.after.params),
+            ("FLOPs", *_scale(self.before.flops, "G", 1e9), self.before.flops, self.after.flops),
+            ("parameters", *_scale(self.before.params, "M", 1e6), self.before.params, self.after.params),
             (f"latency{timed}", "ms", 1e-3, self.latency.get("dense"), self.latency.get("measured")),
             (f"weights, {stored}", "MB", 1e6, original.num_bytes, compressed.num_bytes),
         ]
@@ -118,6 +118,11 @@ class Costs:
             if before and after
         ]
         return tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
+
+
+def _scale(value: float, symbol: str, unit: float) -> tuple[str, float]:
+    """The unit of a count, or a thousandth of it for small networks, with its symbol."""
+    return (symbol, unit) if value >= unit / 100 else ({"G": "M", "M": "k"}[symbol], unit / 1000)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ class Method:
         words = [
             self.estimator,
             self.search,
-            "" if self.parts == "layers" else self.parts.replace(",", " and "),
+            " and ".join(kind for kind, names in (("units", self.widths), ("tokens", self.tokens)) if names),
             f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}" if self.rounds else "",
             "pivoted" if self.form == "pivoted" else "",
             "biases fitted" if self.fit_bias else "",
@@ -237,13 +242,13 @@ class Summary:
         """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
         options = ["or a larger budget"]
         if self.recovery is None:
-            options.insert(0, "facts.recover(result, data, minutes=10)")
+            options.insert(0, "ten minutes of recovery")
         if self.method.search.startswith("Uniform("):
-            options.insert(0, 'search="cors_fisher"')
+            options.insert(0, "the search cors_fisher")
         if self.method.parts == "layers":
-            options.insert(0, 'parts=("units", "tokens")')
+            options.insert(0, "the parts units and tokens")
         if self.method.form == "plain" and self.method.parts == "layers":
-            options.insert(0, 'form="pivoted"')
+            options.insert(0, "the form pivoted")
         return f"try {', '.join(options).removeprefix('or ')}"
 
     def _kept(self, cost: CostName) -> str:
@@ -252,8 +257,8 @@ class Summary:
         allowed, spent, budget = min(1.0, costs.bounds[cost]), costs.spent.get(cost), costs.budget.get(cost)
         if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
             return f"allowed {allowed:.1%} of the {cost}"
-        parts = self.method.parts.replace(",", " and ")
-        kept = f"the compressed {parts} keep {allowed * spent / budget:.1%} of their {cost}"
+        what = {"flops": "FLOPs", "params": "parameters"}[cost]
+        kept = f"the compressed parts keep {allowed * spent / budget:.1%} of their {what}"
         if error is not None:
             return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
         return f"{kept}, of {allowed:.1%} allowed"

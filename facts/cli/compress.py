@@ -131,17 +131,22 @@ def compress(
 
 def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "torch.dtype") -> None:
     """Save a result, or a folder for every budget, and print what it is."""
-    import torch
+    from facts.utils.progress import progress_of
 
     if elastic:
-        facts.save_elastic(result, out)
+        with progress_of("saving"):
+            facts.save_elastic(result, out)
         size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
-        print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB. Above is one cut of it;")
-        print(f"`facts cut {out} --ratio 0.6 --out FOLDER` makes another in seconds, without data")
+        print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB in float32")
+        print(f"above is one cut of it; `facts cut {out} --ratio 0.6 --out FOLDER` makes another, without data")
     else:
-        facts.save_compressed(result, out, dtype=dtype)
-        half = ", in half precision: `.float()` computes with it in float32" * (dtype != torch.float32)
-        print(f"\nsaved to {out}{half}")
+        _save_compressed(result, out, dtype)
+
+
+def _save_compressed(result: "facts.CompressionResult", out: Path, dtype: "torch.dtype") -> None:
+    facts.save_compressed(result, out, dtype=dtype)
+    half = "" if "32" in str(dtype) else ", in half precision: `.float()` computes with it in float32"
+    print(f"\nsaved to {out}{half}")
 
 
 def warn_if_nothing_gained(result: "facts.CompressionResult") -> None:
@@ -257,17 +262,26 @@ def cut(
         facts cut deit --ratio 0.6 --out deit_60
         facts cut deit --params 12e6 --out deit_12m
     """
+    import torch
+
+    from facts.compression.comparison import rounded
+    from facts.modules.networks import HALF
     from facts.saving.save import target_folder
     from facts.search.budget import DEFAULT_RATIO
+    from facts.utils.progress import progress_of
 
     target_folder(out, keep=False)
     if out.resolve() == Path(folder).resolve():
         raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
     if all(each is None for each in (ratio, flops, params, latency_ms)):
         ratio = DEFAULT_RATIO
-    result = facts.load_compressed(folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms)
-    facts.save_compressed(result, out)
-    print(f"{result}\n\nsaved to {out}")
+    with progress_of("cut"):
+        result = facts.load_compressed(folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms)
+    halves = {str(half).removeprefix("torch."): half for half in HALF}
+    dtype = halves.get(result.summary.costs.sizes[0].types, torch.float32)
+    result = rounded(result, dtype)
+    print(result)
+    _save_compressed(result, out, dtype)
 
 
 def recover(
@@ -307,8 +321,7 @@ def recover(
     result = facts.recover(result, calibration, minutes=minutes, original=original, seed=seed, cache=cache)
     result = rounded(result, dtype)
     print(result)
-    facts.save_compressed(result, out, dtype=dtype)
-    print(f"\nsaved to {out}")
+    _save_compressed(result, out, dtype)
     warn_if_nothing_gained(result)
 
 

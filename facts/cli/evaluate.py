@@ -1,6 +1,7 @@
 """`facts evaluate`, `export` and `benchmark`: how good a network is, and how fast in each runtime."""
 
 import json
+import logging
 from math import isfinite
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,10 @@ import typer
 import facts
 from facts.cli import options
 from facts.cli.options import DATA, option
+
+log = logging.getLogger(__name__)
+
+FAR_IN_INT8 = 0.1  # relative squared error of the outputs; that of zeros is 1
 
 
 def evaluate(
@@ -35,7 +40,8 @@ def evaluate(
 
     All images are measured; with `train` and `val` in the folder, all of `val`. For a network that was compressed with
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
-    the window length: give the same `--sequence-length` as for `facts compress`.
+    the window length: give the same `--sequence-length` as for `facts compress`. Without classes, a saved network is
+    measured on all images by its agreement with the original (`--weights`, if they are not published).
 
     An encoder (of transformers, or with `--num-classes 0`) is measured on unseen images: by the relative squared error
     and the cosine of its features to the original's (give its weights as `--weights` if they are not published); and,
@@ -44,17 +50,20 @@ def evaluate(
     import torch
     from tabulate import tabulate
 
-    from facts.cli.inputs import data_of, input_shape, is_saved, load, measured, original_of
-    from facts.modules.networks import is_encoder
+    from facts.calibration.data import as_batches
+    from facts.cli.inputs import data_of, input_shape, is_saved, load, measured, no_labels, original_of
+    from facts.modules.networks import is_encoder, reads_tokens
 
     network = load(model, weights, num_classes, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
-    original = original_of(network, weights, device) if encodes and is_saved(model) else network
+    unlabelled = is_saved(model) and not reads_tokens(network) and no_labels(task, network)
+    original = original_of(network, weights, device) if unlabelled or (encodes and is_saved(model)) else network
+    held_out = as_batches(task.calibration(network), network) if unlabelled else None
     cost = facts.count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}
-    metrics = measured(task, network, original, getattr(torch, precision)) | costs
+    metrics = measured(task, network, original, getattr(torch, precision), held_out) | costs
     if as_json:
         # JSON has no infinity.
         known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
@@ -85,6 +94,7 @@ def export(
     from facts.modules.networks import reads_tokens
     from facts.saving.export import import_openvino, refuse_without_onnx
     from facts.utils.files import writable_folder
+    from facts.utils.progress import progress_of
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
@@ -103,13 +113,20 @@ def export(
     calibration = data_of(network, data or "", num_workers=0).calibration(network) if int8 else None
     example = batch_of(network, input_shape(network, sequence_length), 1)
     if out.suffix == ".pt2":
-        facts.export_program(network, example, out)
+        with progress_of("export"):
+            facts.export_program(network, example, out)
     else:
         write = facts.export_openvino if out.suffix == ".xml" else facts.export_onnx
-        error = write(network, example, out, int8=calibration)
+        with progress_of("export"):
+            error = write(network, example, out, int8=calibration)
         if int8:
             print(f"relative squared error of the outputs in int8: {error:.2g}")
-    print(f"saved to {out}")
+            if error > FAR_IN_INT8:
+                log.warning(
+                    "int8 changes these outputs a lot: measure the accuracy before you use the file, calibrate on more "
+                    "images, or leave out --int8"
+                )
+    print(f"saved to {out}" + f" and {out.with_suffix('.bin').name}, which belongs to it" * (out.suffix == ".xml"))
 
 
 def benchmark(

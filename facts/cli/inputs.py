@@ -195,6 +195,7 @@ def _device(name: str | None) -> torch.device:
         raise ValueError(f"there is no device {name!r} here ({first_line(error)})") from error
 
 
+FEW = 200  # images to calibrate on
 Data = ImageFolder | Corpus
 
 
@@ -209,7 +210,7 @@ def data_of(
         images = ImageFolder(root=at_home(data), **options)
         images.inspect()
         if "whole" not in options and (reason := no_labels(images, model)):
-            log.warning("%s: the network's own outputs are the labels", reason)
+            log.info("%s: the network's own outputs are the labels", reason)
             images = replace(images, whole=True)  # nothing is measured on the other half
         return images.without_broken()
     options.pop("num_workers", None)  # windows of tokens are in memory
@@ -235,6 +236,10 @@ def task_of(
     """Calibration data: this many images or windows of text; without a number, all of them, up to a bound."""
     task = data_of(model, data, evaluation_text, num_calibration=num_calibration, **options)
     if isinstance(task, ImageFolder):
+        count = len(task.chosen_indices()["calibration"])
+        judges = "" if task.whole else f", {len(task.validation_images):,} others are kept to judge"
+        few = "; a few hundred give a better network" if count < FEW else ""
+        log.info("%s images calibrate%s%s", f"{count:,}", judges, few)
         if len({*task.training_images.labels.tolist()}) == 1 and task.labels(model) and not is_encoder(model):
             log.warning("all images are of one class: the others may be lost, so give images of every class")
         return task
@@ -260,7 +265,7 @@ def no_labels(images: ImageFolder, model: nn.Module) -> str | None:
     if is_encoder(model) or images.labels(model) is not None:
         return None
     if not images.classes:
-        return f"{images.root} has no class folders, and no column of ClassLabel"
+        return f"{images.root} has no class folders and no labels"
     return f"the {len(images.classes)} classes at {images.root} are not the network's {num_classes(model)} classes"
 
 

@@ -84,7 +84,8 @@ def rounded(result: CompressionResult, dtype: torch.dtype, original: torch.dtype
     for tensor in tensors_of(model).values():
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
-    sizes = Size.of(result.original or model, original or dtype), Size.of(model, dtype)
+    before = result.summary.costs.sizes[0] if result.original is None else Size.of(result.original, original or dtype)
+    sizes = before, Size.of(model, dtype)
     result, summary = replace(result, model=model), result.summary
     quality = replace(summary.quality, distance=compared(result, torch.float32))
     return replace(result, summary=replace(summary, costs=replace(summary.costs, sizes=sizes), quality=quality))

@@ -127,7 +127,7 @@ class _Training:
             stack.callback(self.student.train().eval)
             for norm in self.norms:
                 norm.train(self.recipe.train_batch_norm)
-            show(state.steps, state.total_steps)
+            show(state.steps, self._known_total)
             if not state.errors:
                 self._validate()
             while not self._is_over():
@@ -189,7 +189,7 @@ class _Training:
             chosen = [number for number in in_step if number in numbers]
             loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
             self.timed_from = self.timed_from or (self.state.steps, self._seconds())
-            show(self.state.steps, self.state.total_steps, f"loss {loss:.4g}")
+            show(self.state.steps, self._known_total, f"loss {loss:.4g}")
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
                 self._validate()
@@ -203,6 +203,12 @@ class _Training:
                 total, samples = self.state.totals[epoch].tolist()
                 report("finetuning", epoch=epoch + 1, loss=total / samples, **error)
                 return
+
+    @property
+    def _known_total(self) -> int | None:
+        """Number of steps; before the first are timed, training by the clock knows none."""
+        is_known = self.recipe.minutes is None or self.state.steps > NUM_TRIALS
+        return self.state.total_steps if is_known else None
 
     def _plan(self) -> None:
         """Set the total number of steps to what the remaining time allows, given the time per step so far."""

@@ -54,9 +54,10 @@ def fetch(repository: str) -> Path:
             hf_hub_download(repository, file.name)
         return index
     except OSError as error:
+        reason = "" if offline() else f" ({first_line(error)})"
         raise FileNotFoundError(
-            f"the weights of {repository} could not be fetched ({first_line(error)}). Connect to huggingface.co once, "
-            "or set weights to a checkpoint file or a folder with them."
+            f"the weights of {repository} could not be fetched{reason}. Connect to "
+            "huggingface.co once, or give a checkpoint file, or a folder with them, as weights (--weights)."
         ) from error
 
 
@@ -154,7 +155,7 @@ def refuse_misfits(misfits: list[str], model: nn.Module, path: Path) -> None:
     if misfits:
         raise ValueError(
             f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, the first "
-            f"being {'; '.join(misfits[:SHOWN])}. Give this network's file, or change its tag, variant or arguments."
+            f"being {'; '.join(misfits[:SHOWN])}. Give this network's file, or the network of the file."
         )
 
 

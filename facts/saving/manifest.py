@@ -125,7 +125,8 @@ class Elastic:
         """Read the file. Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged."""
         path = folder / ELASTIC
         if not path.is_file():
-            raise FileNotFoundError(f"{folder} holds a network for one budget only: facts.save_elastic writes any")
+            ways = "`facts compress --elastic` or facts.save_elastic"
+            raise FileNotFoundError(f"{folder} was saved for one budget; {ways} saves for all")
         if path.stat().st_size > MOST_DESCRIBED:
             raise ValueError(f"{path} has more than {MOST_DESCRIBED:,} bytes: save or fetch it again")
         try:

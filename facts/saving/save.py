@@ -148,14 +148,13 @@ def _card(folder: Path, source: str) -> str:
     elastic = Elastic.read(folder) if (folder / ELASTIC).exists() else None
     summary, method, base = manifest.summary, manifest.summary.method, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
-    parts = method.parts.replace(",", " and ").replace("layers", f"{method.form} layers")
     made = {
         "original": base.get("name"),
         "its weights": base.get("source") and f"{base['source']}, SHA-256 {base.get('sha256', 'unknown')}",
         "licence": base.get("repository") and f"the original's, see https://huggingface.co/{base['repository']}",
-        "method": manifest.plan and f"{method.estimator}, {method.search}, {parts}",
+        "method": manifest.plan and str(method),
         "budget": ", ".join(
-            f"{ratio:.4g} of the {cost} of these {method.parts}" for cost, ratio in summary.costs.bounds.items()
+            f"{ratio:.4g} of the {cost} of the compressed parts" for cost, ratio in summary.costs.bounds.items()
         ),
         "recovery": summary.recovery,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
@@ -164,9 +163,12 @@ def _card(folder: Path, source: str) -> str:
     dense = "" if manifest.recipe else ", model=dense"  # without a recipe, the reader provides the dense network
     cut = ", ratio=0.6" if elastic else ""
     code = f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}{cut}).model\n```'
+    if "16" in summary.costs.sizes[1].types:
+        code += "\n\nThe weights are in half precision: `network.float()` computes with them in float32."
     if elastic and elastic.curve:
         headers = (f"FLOPs of the {elastic.parts}", "predicted distance of the outputs")
         code += f"\n\n{tabulate(elastic.curve, headers, tablefmt='github', floatfmt='.3g')}"
+        code += "\n\nPredictions are for comparing cuts: a measured distance can be several times as large."
     code += f"\n\nWithout facts: `{LOADER}`." if (folder / LOADER).exists() else ""
     table = _table(manifest, (folder / WEIGHTS).stat().st_size)
     return f"---\n{header}\n---\n\n# {source}\n\n{table}\n\n{code}\n\n{known}\n"

@@ -50,7 +50,7 @@ class Budget:
         if twice := self.ratios.keys() & self.limits.keys():
             raise ValueError(f"{', '.join(twice)} is bounded twice, by a ratio and by a limit: give one of them")
         if self.error is not None and (self.ratios or self.limits):
-            raise ValueError("error replaces all other limits: omit ratio, bounds, flops, params and latency_ms")
+            raise ValueError("a bound on the error replaces all others: leave out ratios and limits")
 
     @classmethod
     def of(

@@ -210,9 +210,8 @@ def test_a_budget_that_is_too_small(caplog):
         result = facts.compress(make_model(), image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM)
     assert result.summary.distance.is_too_far
     options = (
-        'try form="pivoted", parts=("units", "tokens"), '
-        'search="cors_fisher", '
-        "facts.recover(result, data, minutes=10), or a larger budget"
+        "try the form pivoted, the parts units and tokens, the search cors_fisher, ten minutes of recovery, "
+        "or a larger budget"
     )
     assert f"); {options}" in caplog.text and f"the outputs are far off: {options}" in str(result)
     assert facts.compress(make_model(), estimator="pela").summary.distance is None  # nothing to compare on

@@ -1,5 +1,6 @@
 """`facts compress` from a name, a folder and a budget to a folder, with its options; and `facts pareto`."""
 
+import json
 import re
 
 import pandas as pd
@@ -104,10 +105,12 @@ def test_a_tenth_of_the_images_may_be_broken_which_is_seen_first(run, tmp_path, 
 def test_images_without_classes_are_all_calibrated_on_and_measured_by_agreement(run, tmp_path, caplog):
     write_images(tmp_path, ("photos",), number=20)
     result = run("compress", *VIT, *QUICK, "--data", tmp_path / "photos", "--out", tmp_path / "vit")
-    assert f"{tmp_path / 'photos'} has no class folders, and no column of ClassLabel: the network's own" in caplog.text
+    assert f"{tmp_path / 'photos'} has no class folders and no labels: the network's own" in caplog.text
     (line,) = (line for line in result.output.splitlines() if line.startswith("agreement "))
     assert "5 samples" in result.output and line.split()[1] == "100"  # a quarter of 20, not of 10
     assert saved(tmp_path / "vit")["metrics"]["agreement"]["compressed"] == float(line.split()[2])
+    again = run("evaluate", tmp_path / "vit", "--data", tmp_path / "photos", *VIT[1:3], "--json").output
+    assert {"agreement", "flops"} <= json.loads(again).keys() and json.loads(again)["num_samples"] == 20
 
 
 def test_photos_of_one_class_are_warned_of(run, tmp_path, caplog):

@@ -31,7 +31,7 @@ def test_a_half_unless_something_else_is_bounded():
         (lambda: Budget.of(True), r"must lie in \(0, 1\], got True for flops"),
         (lambda: Budget(flops=1e9).with_ratios(0.5), "flops is bounded twice, by a ratio and by a limit"),
         (lambda: Budget(error=math.nan), "the error of a budget must be a positive number, got nan"),
-        (lambda: Budget(error=0.1).with_ratios(0.5), "error replaces all other limits: omit ratio"),
+        (lambda: Budget(error=0.1).with_ratios(0.5), "a bound on the error replaces all others"),
     ],
 )
 def test_refusals(make, message):

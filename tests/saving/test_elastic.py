@@ -125,7 +125,7 @@ def other_tensors(change):
 FIRST, MLP = "blocks.0.attn.qkv.heads.0", "blocks.0.mlp.fc2"
 UNFIT = r"elastic\.json does not fit its network: .*"
 ATTACKS = {
-    "no description": (lambda folder: (folder / ELASTIC).unlink(), "holds a network for one budget only"),
+    "no description": (lambda folder: (folder / ELASTIC).unlink(), "was saved for one budget"),
     "no decompositions": (lambda folder: (folder / DECOMPOSITIONS).unlink(), "is missing"),
     "not JSON": (lambda folder: (folder / ELASTIC).write_text("{"), r"elastic\.json is damaged"),
     "NaN": (given(time_limit=float("nan")), r"elastic\.json is damaged \(time_limit: "),

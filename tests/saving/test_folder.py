@@ -343,7 +343,7 @@ def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     assert [rows[name] for name in ("latency (ms)", "top1", "seen")] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
     method = result.summary.method
     assert f"- method: {method.estimator}, {method.search}, {method.form} layers" in body
-    assert f"facts {facts.__version__}, torch " in body and "- budget: 0.5 of the flops of these layers" in body
+    assert f"facts {facts.__version__}, torch " in body and "- budget: 0.5 of the flops of the compressed parts" in body
 
 
 def test_unknown_values_are_left_out(result, tmp_path):

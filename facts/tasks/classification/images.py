@@ -260,8 +260,9 @@ class ImageFolder(Images):
         Raises `ValueError` if they are more than a tenth.
         """
         task = replace(self)
-        sound = {id(part): decodable(part, self.most_broken) for part in self._splits}
-        vars(task).update(_found=self._found, _splits=[sound[id(part)] for part in self._splits])
+        parts = {tuple(part.names): part for part in self._splits}  # both may have all images
+        sound = {names: decodable(part, self.most_broken) for names, part in parts.items()}
+        vars(task).update(_found=self._found, _splits=[sound[tuple(part.names)] for part in self._splits])
         return task
 
     @property
