@@ -50,8 +50,7 @@ EXTRAS = {  # by the name of an analysis, a pruning method or a task
 }
 APART = ("analysis", "estimator", "experiment", "finetuning", "pruning", "search")  # groups that set no other's fields
 OF_TABLES = {"experiment", "axis", "values", "seeds", "plan", "force", "part", "workers"}  # keys that no cell has
-ERRORS_IN_FULL = os.environ.get("HYDRA_FULL_ERROR") == "1"
-os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints its errors itself, in many lines, and exits
+FULL = "HYDRA_FULL_ERROR"  # 1: errors are shown in full
 USER_ERRORS = (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException, YAMLError)
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
@@ -206,13 +205,18 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
 
         @wraps(function)
         def main() -> None:
+            given = os.environ.get(FULL, "0")
+            os.environ[FULL] = "1"  # else Hydra prints its errors itself, in many lines, and exits
             try:
                 with _as_value_error():
                     run()
-            except USER_ERRORS as error:
-                if ERRORS_IN_FULL:
-                    raise
-                raise SystemExit(f"error: {in_a_line(error)} (HYDRA_FULL_ERROR=1 shows where)") from error
+            except (*USER_ERRORS, SystemExit) as error:
+                is_told = isinstance(error, SystemExit)
+                if (cause := error.__cause__ if is_told else error) and given == "1":
+                    raise cause from None
+                raise error if is_told else SystemExit(told(error)) from error
+            finally:
+                os.environ[FULL] = given
 
         return main
 
@@ -313,7 +317,7 @@ def instantiate(node: DictConfig | ListConfig, key: str = "", kind: type = objec
             raise ValueError(faults_of(cause.__cause__, place)) from None
         if cause is None or str(error).startswith("Error locating target"):
             reason = " ".join(str(cause or error).split("\n")[: 2 if cause else 1])
-            module, _, name = str(node.get("_target_")).rpartition(".")
+            module, _, name = str(OmegaConf.select(node, "_target_")).rpartition(".")
             if module and _is_there(module):
                 reason = f"{module} has no {name}"
             raise ValueError(f"{place}._target_: {reason}") from None
@@ -342,6 +346,11 @@ def checked(kind: Callable[..., T], node: DictConfig) -> T:
         if isinstance(error.__cause__, ValidationError):
             raise ValueError(faults_of(error.__cause__, node._get_full_key(None))) from None
         raise
+
+
+def told(error: BaseException) -> str:
+    """What a command says of an error at its end."""
+    return f"error: {in_a_line(error)} ({FULL}=1 shows where)"
 
 
 def in_a_line(error: BaseException) -> str:

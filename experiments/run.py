@@ -9,7 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.config import OF_TABLES, USER_ERRORS, command, given_overrides, in_a_line
+from experiments.config import OF_TABLES, USER_ERRORS, command, given_overrides, told
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class CheckedSweep(Callback):
         try:
             (sweep_of if kwargs["config_name"] == "run" else jobs_of)(config.hydra.overrides.task)
         except USER_ERRORS as error:
-            raise SystemExit(f"error: {in_a_line(error)}") from error  # Hydra makes warnings of other exceptions
+            raise SystemExit(told(error)) from error  # Hydra makes warnings of other exceptions
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         if kwargs["config_name"] == "run":

@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from experiments.cell import Cell
-from experiments.config import ERRORS_IN_FULL, USER_ERRORS, in_a_line
+from experiments.config import USER_ERRORS, told
 from experiments.methods import Product
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, flat, packed, write_record
@@ -48,9 +48,9 @@ def started(under_torchrun: bool = False) -> Iterator[None]:
         print("interrupted: what is finished is kept, and the same command continues", file=sys.stderr)
         raise SystemExit(130) from None
     except USER_ERRORS as error:
-        if ERRORS_IN_FULL or HydraConfig.get().mode == RunMode.MULTIRUN:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        raise SystemExit(f"error: {in_a_line(error)} (HYDRA_FULL_ERROR=1 shows where)") from error
+        raise SystemExit(told(error)) from error
 
 
 def open_cell(config: DictConfig) -> Cell:

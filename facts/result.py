@@ -120,9 +120,9 @@ class Costs:
         return tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
 
 
-def _scale(value: float, symbol: str, unit: float) -> tuple[str, float]:
+def _scale(value: int | None, symbol: str, unit: float) -> tuple[str, float]:
     """The unit of a count, or a thousandth of it for small networks, with its symbol."""
-    return (symbol, unit) if value >= unit / 100 else ({"G": "M", "M": "k"}[symbol], unit / 1000)
+    return (symbol, unit) if (value or 0) >= unit / 100 else ({"G": "M", "M": "k"}[symbol], unit / 1000)
 
 
 @dataclass(frozen=True)

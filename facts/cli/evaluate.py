@@ -51,15 +51,18 @@ def evaluate(
     from tabulate import tabulate
 
     from facts.calibration.data import as_batches
-    from facts.cli.inputs import data_of, input_shape, is_saved, load, measured, no_labels, original_of
-    from facts.modules.networks import is_encoder, reads_tokens
+    from facts.cli.inputs import OWN, data_of, input_shape, is_saved, load, measured, no_labels, original_of
+    from facts.modules.networks import is_encoder
+    from facts.tasks import ImageFolder
 
     network = load(model, weights, num_classes, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
-    unlabelled = is_saved(model) and not reads_tokens(network) and no_labels(task, network)
+    unlabelled = is_saved(model) and isinstance(task, ImageFolder) and no_labels(task, network)
     original = original_of(network, weights, device) if unlabelled or (encodes and is_saved(model)) else network
+    if weights and is_saved(model) and original is network:
+        raise ValueError(OWN.format(model))
     held_out = as_batches(task.calibration(network), network) if unlabelled else None
     cost = facts.count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}

@@ -48,13 +48,16 @@ def is_saved(name: str) -> bool:
     return (Path(name) / MANIFEST).is_file()
 
 
+OWN = "{} has weights and classes of its own: leave out --weights and --num-classes"
+
+
 def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
     """`build` a network, or load a folder that `facts compress` wrote."""
     if not is_saved(name):
         return build(name, weights, num_classes, device)
     network = load_result(name)[0].model.to(_device(device))
-    if num_classes is not None or (weights and not is_encoder(network)):
-        raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
+    if num_classes is not None:
+        raise ValueError(OWN.format(name))
     return network
 
 

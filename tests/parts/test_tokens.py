@@ -425,6 +425,6 @@ def test_what_does_not_go_together_is_refused(prepared):
 
 
 def test_the_summary_says_so(result):
-    assert "blocks with fewer tokens" in repr(result) and "the compressed units and tokens keep" in repr(result)
+    assert "blocks with fewer tokens" in repr(result) and "the compressed parts keep" in repr(result)
     part = next(part for part in result.problem.parts.values() if part.shortens)
     assert result.summary.method.tokens[part.name] == 17
