@@ -98,7 +98,8 @@ def tokens() -> Rows:
     ratios = (*RATIOS, 40, 30)
     yield "", *(f"0.{ratio // 10}" for ratio in ratios)
     rows = {"units and tokens": BOTH, "units and tokens, uniform": "Units and tokens: FACTS, uniform"}
-    rows |= {"tokens, uniform": "Tokens: FACTS, uniform", "tokens, ToMe": "Tokens: ToMe", "units": UNITS}
+    rows |= {"tokens": "Tokens: FACTS + CoRS-Fisher", "tokens, uniform": "Tokens: FACTS, uniform"}
+    rows |= {"tokens, ToMe": "Tokens: ToMe", "units": UNITS}
     for network in ("DeiT-Tiny", "ViT-Tiny"):
         columns = [f"{network}, {ratio} %" for ratio in ratios]
         dense = at("photos/tokens", "Dense", columns[0], "top1")
