@@ -179,7 +179,7 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     methods = ranked(experiment, records)
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
     left.set(xlabel="mean rank, 95 % interval")
-    mean = f"mean over the table's {len(experiment.columns)} columns"
+    mean = f"mean of {len(experiment.columns)} columns"
     right.set(xlabel=f"minutes of compression, {mean}", xscale="log")
     left.set_title("blue: not told apart from the best", fontsize=7)
     right.set_title("line: none is both better and faster", fontsize=7)
