@@ -28,7 +28,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from facts.utils.options import faults_of
+from facts.utils.options import faults_of, options_of
 
 T = TypeVar("T")
 
@@ -205,18 +205,22 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
 
         @wraps(function)
         def main() -> None:
-            given = os.environ.get(FULL, "0")
+            given = os.environ.get(FULL)
             os.environ[FULL] = "1"  # else Hydra prints its errors itself, in many lines, and exits
             try:
                 with _as_value_error():
                     run()
-            except (*USER_ERRORS, SystemExit) as error:
-                is_told = isinstance(error, SystemExit)
-                if (cause := error.__cause__ if is_told else error) and given == "1":
-                    raise cause from None
-                raise error if is_told else SystemExit(told(error)) from error
+            except SystemExit as stop:
+                if given == "1" and (cause := stop.__cause__):
+                    raise cause from cause.__cause__
+                raise
+            except USER_ERRORS as error:
+                if given == "1":
+                    raise
+                raise SystemExit(told(error)) from error
             finally:
-                os.environ[FULL] = given
+                del os.environ[FULL]
+                os.environ |= {} if given is None else {FULL: given}
 
         return main
 
@@ -314,7 +318,9 @@ def instantiate(node: DictConfig | ListConfig, key: str = "", kind: type = objec
     except InstantiationException as error:
         cause = error.__cause__
         if cause and isinstance(cause.__cause__, ValidationError):
-            raise ValueError(faults_of(cause.__cause__, place)) from None
+            raise ValueError(
+                faults_of(cause.__cause__, place, known=options_of(hydra.utils.get_class(node._target_)))
+            ) from None
         if cause is None or str(error).startswith("Error locating target"):
             reason = " ".join(str(cause or error).split("\n")[: 2 if cause else 1])
             module, _, name = str(OmegaConf.select(node, "_target_")).rpartition(".")
@@ -337,14 +343,14 @@ def check_is_group(node: Any) -> None:
         )
 
 
-def checked(kind: Callable[..., T], node: DictConfig) -> T:
+def checked(kind: type[T], node: DictConfig) -> T:
     """Build an object from the fields of a node without a target. Raises `ValueError` as `instantiate` does."""
     check_is_group(node)
     try:
         return kind(**{str(name): value for name, value in node.items()})
     except ValueError as error:
         if isinstance(error.__cause__, ValidationError):
-            raise ValueError(faults_of(error.__cause__, node._get_full_key(None))) from None
+            raise ValueError(faults_of(error.__cause__, node._get_full_key(None), known=options_of(kind))) from None
         raise
 
 

@@ -12,7 +12,6 @@ from facts.analysis.base import Analysis, Findings, Subject
 from facts.cost.count import count_flops
 from facts.cost.timing import TimingPolicy
 from facts.estimators import Estimator
-from facts.modules.networks import noise
 from facts.saving.export import benchmark, loaded, runtimes_of
 from facts.tasks.classification.base import percentage
 from facts.utils.options import Count, options
@@ -62,7 +61,7 @@ class Exported(Analysis):
 
 @options
 class InRuntime(Analysis):
-    """Time and FLOPs, by the full rule, that remain of the original's, in a `runtime` of `facts.saving.export`.
+    """Time and FLOPs (by the full rule) as fractions of the original's, in one `runtime` of `facts.saving.export`.
 
     Both networks take turns on a batch of noise. int8 is calibrated on the calibration data.
     """
@@ -78,9 +77,7 @@ class InRuntime(Analysis):
         refuse_unknown(self.runtime, runtimes_of(next(model.parameters()).device, int8=True))
 
     def run(self, subject: Subject) -> Findings:
-        inputs, _ = next(iter(subject.held_out.data or ()))
-        device = next(subject.model.parameters()).device
-        batch = noise(subject.model, (self.batch_size, *inputs.shape[1:]), device)
+        batch = subject.noise(self.batch_size)
         networks = {"dense": subject.model, "compressed": subject.compressed or subject.model}
         int8 = subject.calibration.data if self.runtime.endswith("int8") else None
         dense, compressed = benchmark(networks, batch, runtimes=[self.runtime], int8=int8, timing=self.timing)

@@ -39,7 +39,7 @@ _shared: ReadWriteLock | None = None
 
 @contextmanager
 def started(under_torchrun: bool = False) -> Iterator[None]:
-    """Run a command. A user error or Ctrl-C ends it with one line; an error in full on request or in sweeps."""
+    """Run a command. A user error or Ctrl-C ends it with one line; in a sweep, Hydra needs the error itself."""
     try:
         if torch.distributed.is_torchelastic_launched() and not under_torchrun:
             raise ValueError("cells share out this machine's GPUs by workers=N: start it without torchrun")

@@ -138,14 +138,13 @@ def gaps_of(results: Iterable[Result]) -> pd.DataFrame:
     """List the cells that are not done and the figures that are missing, by experiment, state and reason."""
     lines = []
     for result in results:
-        missing = [cell for cell in result.cells if cell.status != "done"]
+        name, missing = result.experiment.name, [cell for cell in result.cells if cell.status != "done"]
+        later = [cell for cell in missing if cell.status == "missing"]
+        if later and not result.records:  # thousands of names are no list
+            lines.append((name, "missing", _reason(result, later[0]), f"all {len(later)}"))
+            missing = [cell for cell in missing if cell.status != "missing"]
         if result.experiment.figure and result.figure is None:
             missing.append(Entry("figure", "", "", None, None, None, "missing"))
-        name = result.experiment.name
-        later = [cell for cell in missing if cell.status == "missing"]
-        if later and result.cells and not result.records:  # thousands of names are no list
-            missing = [cell for cell in missing if cell not in later]
-            lines.append((name, "missing", _reason(result, later[0]), f"all {len(later)}"))
         lines += [
             (name, cell.status, _reason(result, cell), f"{cell.row}, {cell.column}".strip(", ")) for cell in missing
         ]

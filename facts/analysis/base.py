@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from facts.calibration.calibration import Calibration
 from facts.estimators import Estimator
+from facts.modules.networks import noise
 from facts.utils.options import options
 
 
@@ -24,6 +25,11 @@ class Subject:
     @property
     def model(self) -> nn.Module:
         return self.calibration.model
+
+    def noise(self, batch_size: int) -> Tensor:
+        """Make a batch for timing, shaped like the held-out data."""
+        inputs, _ = next(iter(self.held_out.data or ()))
+        return noise(self.model, (batch_size, *inputs.shape[1:]), next(self.model.parameters()).device)
 
     @property
     def layers(self) -> Mapping[str, nn.Linear]:

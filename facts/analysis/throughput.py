@@ -17,7 +17,7 @@ from facts.cost.timing import TimingPolicy, batch_seconds
 from facts.estimators.methods.facts import FACTS
 from facts.modules.forms import PLAIN
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
-from facts.modules.networks import autocast, noise
+from facts.modules.networks import autocast
 from facts.utils.batches import batch_size, to_device
 from facts.utils.options import Count, options
 
@@ -87,9 +87,7 @@ class Throughput(Analysis):
                     networks[name] = make_variant(name, subject.model, subject.compressed, subject.layers)
                 except NotImplementedError as reason:
                     missing[name] = str(reason)
-        inputs, _ = next(iter(subject.held_out.data or ()))
-        device = next(subject.model.parameters()).device
-        batch = noise(subject.model, (self.batch_size, *inputs.shape[1:]), device)
+        batch = subject.noise(self.batch_size)
         timings = batch_seconds(networks, batch, self.timing, subject.held_out.execution.precision)
         speeds = {name: len(batch) / timing.median for name, timing in timings.items()}
         result = speeds.get("compressed", speeds["dense"])
@@ -145,7 +143,7 @@ class DeviceRecord(Throughput):
 def busy_seconds(call: Callable[[], Any], device: torch.device) -> float:
     """Sum up the seconds of the kernels that a call runs on a GPU, or of its operations on a CPU."""
     kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
-    with profile(activities=[kind], acc_events=True) as profiler:
+    with profile(activities=[kind], acc_events=True) as profiler:  # else it warns of cycles, of which there is one
         call()
     field = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     return sum(getattr(event, field) for event in profiler.key_averages() if not event.is_user_annotation) / 1e6

@@ -199,8 +199,8 @@ class Distance:
         few = "; too few samples to tell" if self.num_samples < FEW else ""
         if self.share is None:
             return f"{on}, the outputs have a {far} from the original's{few}"
-        if not self.share <= 1:
-            return f"{on}, the outputs are worse than any that ignore the inputs ({far}){few}"
+        if not self.share <= 1:  # also true for NaN
+            return f"{on}, the outputs are further from the original's than constant ones ({far}){few}"
         return f"{on}, the outputs lose {self.share:.1%} of the original's information ({far}){few}"
 
 

@@ -144,8 +144,10 @@ def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "t
 
 
 def _save_compressed(result: "facts.CompressionResult", out: Path, dtype: "torch.dtype") -> None:
+    import torch
+
     facts.save_compressed(result, out, dtype=dtype)
-    half = "" if "32" in str(dtype) else ", in half precision: `.float()` computes with it in float32"
+    half = ", in half precision: `.float()` computes with it in float32" * (dtype != torch.float32)
     print(f"\nsaved to {out}{half}")
 
 

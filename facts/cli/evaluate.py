@@ -40,8 +40,8 @@ def evaluate(
 
     All images are measured; with `train` and `val` in the folder, all of `val`. For a network that was compressed with
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
-    the window length: give the same `--sequence-length` as for `facts compress`. Without classes, a saved network is
-    measured on all images by its agreement with the original (`--weights`, if they are not published).
+    the window length: give the same `--sequence-length` as for `facts compress`. Without the network's classes, a saved
+    one is measured by its agreement with the original (`--weights`, if they are not published).
 
     An encoder (of transformers, or with `--num-classes 0`) is measured on unseen images: by the relative squared error
     and the cosine of its features to the original's (give its weights as `--weights` if they are not published); and,
@@ -51,7 +51,7 @@ def evaluate(
     from tabulate import tabulate
 
     from facts.calibration.data import as_batches
-    from facts.cli.inputs import OWN, data_of, input_shape, is_saved, load, measured, no_labels, original_of
+    from facts.cli.inputs import HAS_ITS_OWN, data_of, input_shape, is_saved, load, measured, no_labels, original_of
     from facts.modules.networks import is_encoder
     from facts.tasks import ImageFolder
 
@@ -59,11 +59,15 @@ def evaluate(
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
-    unlabelled = is_saved(model) and isinstance(task, ImageFolder) and no_labels(task, network)
-    original = original_of(network, weights, device) if unlabelled or (encodes and is_saved(model)) else network
+    original, held_out = original_of(network, weights, device) if encodes and is_saved(model) else network, None
+    if is_saved(model) and isinstance(task, ImageFolder) and (reason := no_labels(task, network)):
+        if unseen:
+            raise ValueError(f"{reason}, so all of them may have calibrated the network: leave out --unseen")
+        log.info("%s: the agreement with the original is measured", reason)
+        original = original_of(network, weights, device)
+        held_out = as_batches(task.for_features(network)[1], network)
     if weights and is_saved(model) and original is network:
-        raise ValueError(OWN.format(model))
-    held_out = as_batches(task.calibration(network), network) if unlabelled else None
+        raise ValueError(HAS_ITS_OWN.format(model))
     cost = facts.count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}
     metrics = measured(task, network, original, getattr(torch, precision), held_out) | costs

@@ -48,17 +48,16 @@ def is_saved(name: str) -> bool:
     return (Path(name) / MANIFEST).is_file()
 
 
-OWN = "{} has weights and classes of its own: leave out --weights and --num-classes"
+HAS_ITS_OWN = "{} has weights and classes of its own: leave out --weights and --num-classes"
 
 
 def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
     """`build` a network, or load a folder that `facts compress` wrote."""
     if not is_saved(name):
         return build(name, weights, num_classes, device)
-    network = load_result(name)[0].model.to(_device(device))
     if num_classes is not None:
-        raise ValueError(OWN.format(name))
-    return network
+        raise ValueError(HAS_ITS_OWN.format(name))
+    return load_result(name)[0].model.to(_device(device))
 
 
 def load_result(folder: Path | str) -> tuple[CompressionResult, torch.dtype]:
@@ -240,9 +239,9 @@ def task_of(
     task = data_of(model, data, evaluation_text, num_calibration=num_calibration, **options)
     if isinstance(task, ImageFolder):
         count = len(task.chosen_indices()["calibration"])
-        judges = "" if task.whole else f", {len(task.validation_images):,} others are kept to judge"
+        others = "" if task.whole else f"; {len(task.validation_images):,} others to evaluate on"
         few = "; a few hundred give a better network" if count < FEW else ""
-        log.info("%s images calibrate%s%s", f"{count:,}", judges, few)
+        log.info("%s images to calibrate on, of which some are held out%s%s", f"{count:,}", others, few)
         if len({*task.training_images.labels.tolist()}) == 1 and task.labels(model) and not is_encoder(model):
             log.warning("all images are of one class: the others may be lost, so give images of every class")
         return task

@@ -73,7 +73,7 @@ def rounded(result: CompressionResult, dtype: torch.dtype, original: torch.dtype
     """Round the weights to `dtype`. The network still computes in its own type, and is stored without further loss.
 
     Weights that already have this type are left as they are. The size of the original is that in the type `original`
-    (default: `dtype`).
+    (default: `dtype`); without the original network, it stays as it is.
     """
     if original and result.original:
         sizes = Size.of(result.original, original), result.summary.costs.sizes[1]

@@ -206,7 +206,7 @@ class _Training:
 
     @property
     def _known_total(self) -> int | None:
-        """Number of steps; before the first are timed, training by the clock knows none."""
+        """Number of steps; None while training by the clock has not timed its first steps."""
         is_known = self.recipe.minutes is None or self.state.steps > NUM_TRIALS
         return self.state.total_steps if is_known else None
 

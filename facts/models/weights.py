@@ -56,8 +56,8 @@ def fetch(repository: str) -> Path:
     except OSError as error:
         reason = "" if offline() else f" ({first_line(error)})"
         raise FileNotFoundError(
-            f"the weights of {repository} could not be fetched{reason}. Connect to "
-            "huggingface.co once, or give a checkpoint file, or a folder with them, as weights (--weights)."
+            f"the weights of {repository} could not be fetched{reason}. "
+            "Connect to huggingface.co once, or give a checkpoint file or its folder as weights (--weights)."
         ) from error
 
 

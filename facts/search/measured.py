@@ -161,6 +161,7 @@ class Sensitivity:
         """Sum the errors of all layers and ranks, in their order, and count the samples."""
         calibration, device = self.problem.calibration, self.problem.device
         network, execution = calibration.rewritten, calibration.execution
+        total = length_hint(self.batches) * num_parts * len(ranks) or None
         sums, num_samples = torch.zeros(sum(map(len, ranks.values())), dtype=torch.float64), torch.zeros(1).long()
         with (
             torch.no_grad(),
@@ -170,13 +171,13 @@ class Sensitivity:
             progress_of("sensitivity") as show,
         ):
             for number, batch in enumerate(self.batches):
-                for inputs, targets in in_parts(batch, num_parts):
+                for part, (inputs, targets) in enumerate(in_parts(batch, num_parts)):
                     num_samples += batch_size(inputs)
                     prefix = Prefix(network, to_device(inputs, device))
                     expected = to_device(targets, device) if self.of == "loss" else read(prefix.outputs)
                     errors: list[float] = []
                     for place, name in enumerate(ranks):
-                        show(number * len(ranks) + place, length_hint(self.batches) * len(ranks) or None)
+                        show((number * num_parts + part) * len(ranks) + place, total)
                         errors += self._errors(prefix, name, ranks[name], expected, read)
                     sums += torch.tensor(errors, dtype=torch.float64)
         return sums, int(num_samples)

@@ -1,9 +1,9 @@
 """Methods by name, their options, checked before any work starts, and packages that only some uses need."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -44,21 +44,29 @@ def _with_faults_in_a_line(init: Callable[..., None]) -> Callable[..., None]:
         try:
             init(self, *args, **values)
         except ValidationError as error:
-            unknown = any(each["type"] == "unexpected_keyword_argument" for each in error.errors())
-            known = f" (options: {', '.join(each.name for each in fields(self))})" if unknown else ""
-            raise ValueError(f"{type(self).__name__}: {faults_of(error)}{known}") from error
+            raise ValueError(f"{type(self).__name__}: {faults_of(error, known=options_of(type(self)))}") from error
 
     return checked
 
 
-def faults_of(error: ValidationError, *place: str) -> str:
-    """Put pydantic's lines into one: each field with its value and what is allowed."""
-    return "; ".join(_fault(each, *place) for each in error.errors())
+def options_of(cls: type) -> list[str]:
+    """Names of a class's options; none of a class without."""
+    return [each.name for each in fields(cls) if each.init] if is_dataclass(cls) else []
+
+
+def faults_of(error: ValidationError, *place: str, known: Sequence[str] = ()) -> str:
+    """Put pydantic's lines into one: each field with its value and what is allowed, and `known` ones for others."""
+    found = error.errors()
+    unknown = any(each["type"] == "unexpected_keyword_argument" and len(each["loc"]) == 1 for each in found)
+    instead = f" (options: {', '.join(known)})" if unknown and known else ""
+    return "; ".join(_fault(each, *place) for each in found) + instead
 
 
 def _fault(found: ErrorDetails, *place: str) -> str:
     where = ".".join(map(str, (*place, *found["loc"])))
-    value = f"={str(found['input'])[:100]}" if found["loc"] else ""  # else the fields do not fit together
+    # A missing field's input is all arguments, as is that of fields that do not fit together.
+    has_value = found["loc"] and found["type"] != "missing"
+    value = f"={' '.join(str(found['input']).split())[:100]}" if has_value else ""
     said = found.get("ctx", {}).get("error") or f"{found['msg'][0].lower()}{found['msg'][1:]}"
     return f"{where}{value}: {said}" if where else str(said)
 

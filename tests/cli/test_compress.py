@@ -111,6 +111,8 @@ def test_images_without_classes_are_all_calibrated_on_and_measured_by_agreement(
     assert saved(tmp_path / "vit")["metrics"]["agreement"]["compressed"] == float(line.split()[2])
     again = run("evaluate", tmp_path / "vit", "--data", tmp_path / "photos", *VIT[1:3], "--json").output
     assert {"agreement", "flops"} <= json.loads(again).keys() and json.loads(again)["num_samples"] == 20
+    refused = run("evaluate", tmp_path / "vit", "--data", tmp_path / "photos", *VIT[1:3], "--unseen", code=1)
+    assert "may have calibrated the network: leave out --unseen" in refused.output
 
 
 def test_photos_of_one_class_are_warned_of(run, tmp_path, caplog):

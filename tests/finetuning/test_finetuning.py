@@ -122,6 +122,8 @@ def test_a_loss_that_is_not_finite_is_an_error():
     [
         ({"schedule": "steps"}, "give them with schedule=steps"),
         ({"decay_epochs": [8]}, "give them with schedule=steps"),
+        ({"epochs": 3}, r"Finetuning: epochs=3: unexpected keyword argument \(options: .*num_epochs"),
+        ({"num_epochs": "a\nb"}, r"Finetuning: num_epochs=a b: input should be a valid integer"),
     ],
 )
 def test_a_bad_field_is_named(fields, message):
