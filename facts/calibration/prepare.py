@@ -78,15 +78,11 @@ def prepare(
     given, (inputs, targets) = (None, (None, None)) if data is None else read(data, model)
     batches, compared = _divided(given, (inputs, targets), held_out, model, execution.precision)
     is_divided = inputs is not None and has_row_per_sample(inputs)
-    example = meta_input(model, input_shape) if input_shape else None
-    if example is None and is_divided:
-        example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
+    example = _example(model, inputs if is_divided else None, input_shape)
     first_inputs = inputs
     if inputs is None and example is not None:
         first_inputs = noise(model, example.shape, next(model.parameters()).device)
-    kind: Any = outputs
-    if outputs not in (None, "classes", "features"):
-        kind = (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
+    kind = _kind(outputs)
     own_loss = not (loss is None or isinstance(loss, SampledTargets))
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     may_miss = may_miss and is_divided
@@ -133,6 +129,20 @@ def prepare(
         by_token=probe.by_token,
         answer=tuple(leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)),
     )
+
+
+def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
+    """One input on the meta device: of the shape given, or else the first sample of the inputs; None without both."""
+    if input_shape:
+        return meta_input(model, input_shape)
+    return None if inputs is None else tree_map_only(Tensor, lambda each: each.to("meta"), first_sample(inputs))
+
+
+def _kind(outputs: str | Collection[str] | None) -> Any:
+    """How outputs are read: None, `classes`, `features`, or the names of features `(name, ...)`."""
+    if outputs in (None, "classes", "features"):
+        return outputs
+    return (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
 
 
 def _divided(

@@ -142,6 +142,12 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
         assert "saved to" in run("cut", tmp_path / "any", *options, "--out", tmp_path / str(number)).output
     half, fewer = (facts.load_compressed(tmp_path / str(number)).summary for number in range(2))
     assert half.method.parts == "units" and [*half.costs.bounds.values()] == [0.5] and fewer.after.params <= params
+    save_file(timm.create_model("tiny_vit", num_classes=3).half().state_dict(), tmp_path / "own.safetensors")
+    own = (VIT[0], "--num-classes", 3, "--weights", tmp_path / "own.safetensors", "--num-workers", 0)
+    run("compress", *own, *data, "--elastic", "--no-evaluate", "--out", tmp_path / "own")
+    printed = run("cut", tmp_path / "own", "--out", tmp_path / "cut").output
+    assert "weights, float16 " in printed and "in half precision: `.float()` computes" in printed
+    assert facts.load_compressed(tmp_path / "cut").model.head.weight.dtype == torch.float16
     for options, message in (
         (("--recover", 1), "leave out --recover, or use `facts recover` on cuts"),
         (("--search", "uniform"), "uniform gives no errors for other budgets"),
