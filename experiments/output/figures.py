@@ -105,10 +105,10 @@ def share_legend(figure: Figure, columns: int) -> None:
 
 
 def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot the ranked metric of every row, one curve per column; shares of test images have standard errors."""
+    """Plot the ranked metric of every row by column; lines join numbers. Shares of test images have standard errors."""
     metric = experiment.ranked_by
     figure, (axes,) = panels(1, 3.0, width=WIDTH / 2)
-    places, scale = places_of([*experiment.rows])
+    places, scale, linestyle = places_of([*experiment.rows])
     axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%] ± standard error", xscale=scale)
     axes.minorticks_off()
     values = metrics_of(records, metric).dropna(subset=metric)
@@ -119,7 +119,8 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
         own = own.iloc[np.argsort(places)]
         x, beside = np.sort(places), BESIDE * number
         x = x * (x[-1] / x[0]) ** beside if scale == "log" else x + (np.ptp(x) or 1) * beside
-        axes.errorbar(x, own[metric], own.standard_error, marker=marker, color=color, capsize=2, label=column)
+        style = {"marker": marker, "color": color, "linestyle": linestyle, "label": column}
+        axes.errorbar(x, own[metric], own.standard_error, capsize=2, **style)
     if values.standard_error.any():
         low, high = axes.get_ylim()
         room = max(0, LEAST_SPAN - (high - low)) / 2
@@ -133,14 +134,18 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     return figure, values
 
 
-def places_of(rows: list[str]) -> tuple[np.ndarray, str]:
-    """Find the places of rows on an axis, and its scale: their values, if they are numbers with room for labels."""
+def places_of(rows: list[str]) -> tuple[np.ndarray, str, str]:
+    """Find the places of rows on an axis, its scale and the style of lines: names are not joined.
+
+    Numbers are placed at their values if that leaves room for labels.
+    """
+    places, linestyle = np.arange(len(rows)), "none"
     with suppress(ValueError):
-        values = np.array([*map(float, rows)])
+        values, linestyle = np.array([*map(float, rows)]), "-"
         for scale, spread in (("linear", values), ("log", np.log(values.clip(min=1e-300)))):
             if np.isfinite(spread).all() and (np.diff(np.sort(spread)) >= np.ptp(spread) / MOST_LABELS).all():
-                return values, scale
-    return np.arange(len(rows)), "linear"
+                return values, scale, linestyle
+    return places, "linear", linestyle
 
 
 def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -256,7 +261,7 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
         if not groups:
             say(axes)
         own = {row: ", small stand-in" for row in groups if is_mini(records[row, column])}
-        labels = [fill(row + own.get(row, ""), CHARACTERS_OF_DEVICE) for row in groups]
+        labels = [fill(row + own.get(row, ""), CHARACTERS_OF_DEVICE, break_on_hyphens=False) for row in groups]
         axes.set_xticks(range(len(groups)), labels, fontsize=6)
         set_height(axes, bars[bars.column == column].throughput.dropna())
     measured = bars.dropna(subset="throughput")

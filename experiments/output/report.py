@@ -43,6 +43,11 @@ class Result:
         places = product(experiment.rows, experiment.columns) if experiment.metrics else ()
         return [self.entries[*place, metric] for place in places]
 
+    @property
+    def error_width(self) -> int:
+        """Characters of the longest error of the ranked metric, so that all values of a column end at one place."""
+        return max((len(as_text(cell).partition(" ±")[2]) for cell in self.cells), default=0)
+
 
 def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     """Write both files to `folder`."""

@@ -26,9 +26,10 @@ ERRORS = (
     f"± is one standard error over the test images; {LEVEL} marks the best method of a column and those within two "
     "standard errors of it, on the same images."
 )
+LEAST_DEVIATION = 0.05  # of a cost over draws: less would be shown as 0.0
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
-    "means, and the last ± is the standard deviation over draws; a difference counts if it exceeds two standard errors "
+    "means, with the standard deviation over draws in brackets; a difference counts if it exceeds two standard errors "
     "by images and two by draws."
 )
 
@@ -222,13 +223,15 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
 
 
 def as_text(entry: Entry | None, source: str = "ours") -> str:
-    """Write a value: ours with its error, or the status of an unfinished cell."""
+    """Write a value: ours with its errors, or the status of an unfinished cell."""
     if entry is None or source != "ours":
         return number(getattr(entry, source, None))
     if entry.status != "done":
         return entry.status
-    errors = (entry.standard_error, entry.deviation or None)
-    error = "".join(f" ± {each:.1f}" for each in errors if each is not None)
+    is_share = entry.standard_error is not None
+    error = f" ± {entry.standard_error:.1f}" if is_share else ""
+    if entry.deviation and (is_share or entry.deviation >= LEAST_DEVIATION):
+        error += f" ({entry.deviation:.1f})"
     is_level = entry.behind is not None and entry.behind <= APART  # the column's best, or not apart from it
     return number(entry.ours) + error + LEVEL * is_level
 

@@ -86,19 +86,20 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected", "scale"),
+    ("rows", "expected", "scale", "line"),
     [
-        (["0.1", "0.3", "0.9", "1.0"], [0.1, 0.3, 0.9, 1.0], "linear"),
-        (["100", "1", "10000"], [100, 1, 10000], "log"),
-        (["0", "0.001", "1"], [0, 1, 2], "linear"),  # no room for labels, and no logarithm of zero
-        (["none", "0.1", "1"], [0, 1, 2], "linear"),
+        (["0.1", "0.3", "0.9", "1.0"], [0.1, 0.3, 0.9, 1.0], "linear", "-"),
+        (["100", "1", "10000"], [100, 1, 10000], "log", "-"),
+        (["0", "0.001", "1"], [0, 1, 2], "linear", "-"),  # no room for labels, and no logarithm of zero
+        (["none", "0.1", "1"], [0, 1, 2], "linear", "None"),
     ],
 )
-def test_values_of_an_axis_lie_where_they_belong(rows, expected, scale):
+def test_values_of_an_axis_lie_where_they_belong_and_names_are_not_joined(rows, expected, scale, line):
     records = {row: judged(180 + number, 0) for number, row in enumerate(rows)}
     figure, _ = drawn(drawing("ablation", *rows), records)
     (axes,) = figure.axes
     assert axes.get_xticks().tolist() == expected and axes.get_xscale() == scale
+    assert axes.lines[0].get_linestyle() == line
     assert [label.get_text() for label in axes.get_xticklabels()] == rows
     heights = dict(zip(expected, (records[row].metrics["top1"] for row in rows), strict=True))
     assert axes.lines[0].get_xydata().tolist() == [[place, heights[place]] for place in sorted(expected)]

@@ -77,7 +77,7 @@ def test_of_several_draws_means_are_shown_and_differences_must_exceed_both_error
     assert (top1["A"].ours, top1["A"].fingerprint) == (62.375, "A")
     assert top1["D"].deviation == pytest.approx(24 / 2**0.5)
     assert [top1[row].behind < 2 for row in "ABCD"] == [True, True, False, True]
-    assert as_text(top1["C"]) == "40.1 ± 2.5 ± 0.2"
+    assert as_text(top1["C"]) == "40.1 ± 2.5 (0.2)"
     write_tables(experiment, entries, tmp_path)
     assert "- Where values differ between 2 draws of the calibration sample" in (tmp_path / "demo.md").read_text()
     grid[-4] = replace(grid[-4], record=None, status="failed")
