@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.config import EXTRAS, TASKS, as_json, checked, instantiate, plain
+from experiments.config import EXTRAS, TASKS, as_json, checked, how_to_install, instantiate, missing_packages, plain
 from experiments.methods import Method, method_of
 from experiments.record import MINUTES, Record, machine, read_record
 from facts.analysis.base import Analysis
@@ -53,6 +53,7 @@ class Cell:
     def of(cls, config: DictConfig) -> Self:
         """Build all parts except the network. Raises `ValueError` or an `OSError` that says what to change."""
         check(config)
+        refuse_missing_packages(config)
         profile = config.profile.name
         for group in ("model", "task", "analysis", "pruning", "finetuning"):
             refuse_other_profiles(group, config[group], profile)
@@ -229,6 +230,14 @@ def check(config: DictConfig) -> None:
         raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("hardware=cuda, but torch sees no GPU here; choose hardware=cpu or install the driver")
+
+
+def refuse_missing_packages(config: DictConfig) -> None:
+    """Raise `ImportError` for a choice that needs packages which are not installed."""
+    for group in ("task", "analysis", "pruning"):
+        extra = EXTRAS.get(config[group].name) if config[group] else None
+        if missing := missing_packages(extra):
+            raise ImportError(f"{group}={config[group].name} needs {', '.join(missing)}: {how_to_install(extra)}")
 
 
 def refuse_other_profiles(group: str, node: DictConfig | None, profile: str) -> None:

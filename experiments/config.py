@@ -6,7 +6,9 @@ Defaults are in `conf/`; methods check their own fields.
 import copy
 import importlib.util
 import json
+import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ from yaml import YAMLError
 from facts.utils.options import faults_of, options_of
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
@@ -239,12 +242,14 @@ def _as_value_error() -> Iterator[None]:
         cause = error.__cause__
         if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
             known = _among([*map(str, cause.parent_node)], str(cause.key))
-            raise ValueError(f"there is no field {cause.full_key}; its group has {known}") from error
+            where = "its group has" if "." in str(cause.full_key) else "there are"
+            raise ValueError(f"there is no field {cause.full_key}; {where} {known}") from error
         reason = str(cause).partition("\n")[0] if cause else ""
         raise ValueError(": ".join(filter(None, (in_a_line(error), reason)))) from error
 
 
 def _among(known: list[str], name: str) -> str:
+    known = [each for each in known if not each.startswith("_")]  # what only files extend
     near = get_close_matches(name, known, 1)
     return ", ".join(known) + (f" (did you mean {near[0]}?)" if near else "")
 
@@ -354,6 +359,11 @@ def checked(kind: type[T], node: DictConfig) -> T:
         raise
 
 
+def say_what_takes_seconds() -> None:
+    if "torch" not in sys.modules:
+        log.info("loading PyTorch, which takes seconds")
+
+
 def told(error: BaseException) -> str:
     """What a command says of an error at its end."""
     return f"error: {in_a_line(error)} ({FULL}=1 shows where)"
@@ -378,8 +388,8 @@ def missing_packages(extra: str | None) -> list[str]:
     return [module for module in MODULES.get(extra or "", ()) if not _is_there(module)]
 
 
-def how_to_install(extra: str) -> str:
-    return COMMANDS.get(extra, f"pip install -e '.[{extra}]'")
+def how_to_install(extra: str | None) -> str:
+    return COMMANDS.get(extra or "", f"pip install -e '.[{extra}]'")
 
 
 def _is_there(module: str) -> bool:

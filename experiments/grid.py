@@ -66,6 +66,11 @@ class GridCell:
         return self.config
 
     @property
+    def words(self) -> str:
+        """Its table and its place there."""
+        return ", ".join([self.experiment, self.row, self.column, *[f"draw {self.draw + 1}"] * bool(self.draw)])
+
+    @property
     def data(self) -> str:
         """Network, choice of layers, data and labels as text: equal for cells that share a data pass."""
         config = self.known_config
@@ -258,6 +263,8 @@ def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
         if not isinstance(settings, list) or len(settings) != len(fields):
             names = ", ".join(map(str, fields))
             raise ValueError(f"each value must be a list of {len(fields)} settings ({names}), got {value!r}")
+        if str(label) in rows:
+            raise ValueError(f"values holds {label} twice")
         rows[str(label)] = [f"{field}={as_override(setting)}" for field, setting in zip(fields, settings, strict=True)]
     return rows
 

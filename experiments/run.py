@@ -9,13 +9,14 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.config import OF_TABLES, USER_ERRORS, command, given_overrides, told
+from experiments.config import OF_TABLES, USER_ERRORS, command, given_overrides, say_what_takes_seconds, told
 
 log = logging.getLogger(__name__)
 
 
 @command("run")
 def main(config: DictConfig) -> None:
+    say_what_takes_seconds()
     from experiments.runner import open_cell, run_cell, started
 
     with started():

@@ -82,19 +82,24 @@ def collect_moments(cells: list[Cell]) -> None:
         analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
 
 
-def run_cell(cell: Cell, wait: bool = True) -> Record:
-    """Run a cell unless it is done. If another process runs it, wait, or raise `HeldElsewhere` without `wait`."""
+def run_cell(cell: Cell, wait: bool = True, place: str = "") -> Record:
+    """Run a cell unless it is done. If another process runs it, wait, or raise `HeldElsewhere` without `wait`.
+
+    `place` says where in a table it is.
+    """
+    words = place or cell.words
     with locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait):
         earlier = cell.earlier_record()
         if earlier and earlier.status == "done":
-            log.info("%s (%s) was done on %s", cell.words, cell.fingerprint, earlier.time)
+            log.info("%s (%s) was done on %s", words, cell.fingerprint, earlier.time)
             return earlier
-        return attempt(cell, earlier.attempt + 1 if earlier else 1)
+        number = earlier.attempt + 1 if earlier else 1
+        log.info("%s (%s) runs, attempt %d", words, cell.fingerprint, number)
+        return attempt(cell, number)
 
 
 def attempt(cell: Cell, number: int) -> Record:
     """Run a cell and write its record. A failure is recorded and raised again."""
-    log.info("%s (%s) runs, attempt %d", cell.words, cell.fingerprint, number)
     config = cell.config
     base = Record(
         fingerprint=cell.fingerprint,
@@ -107,7 +112,7 @@ def attempt(cell: Cell, number: int) -> Record:
         attempt=number,
     )
     group = config.tracking.group or (config.experiment.name if config.experiment else None)
-    shown = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
+    shown: dict[str, Any] = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
     with tracked(config.tracking, cell.folder, f"{cell.fingerprint}-{number}", **shown) as track:
         try:
             with reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values))):

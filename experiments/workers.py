@@ -4,6 +4,7 @@ import logging.config
 import multiprocessing
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from experiments.cell import results_folder
-from experiments.config import Experiment
+from experiments.config import USER_ERRORS, Experiment
 from experiments.grid import GridCell, by_data, grid_of
 from experiments.runner import alone, beside_others, collect_moments, open_cell, run_cell
 from facts.utils.files import HeldElsewhere
@@ -72,14 +73,22 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
     try:
         cell = open_cell(grid_cell.known_config)
         with alone() if cell.runs_alone else nullcontext():
-            grid_cell.record, grid_cell.status = run_cell(cell, wait), "done"
+            grid_cell.record, grid_cell.status = run_cell(cell, wait, grid_cell.words), "done"
     except HeldElsewhere:
         return False
     except Exception as error:
         grid_cell.record, grid_cell.status = cell.earlier_record() if cell else None, "failed"
-        reasons = "; ".join([str(error), *getattr(error, "__notes__", ())])
-        log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, reasons)
+        log.error("%s: %s", grid_cell.words, reason_of(error))
     return True
+
+
+def reason_of(error: Exception) -> str:
+    """Say in a line why a cell failed; for an error that is not a user's, also its type and where it was raised."""
+    text = str(error)
+    if not isinstance(error, USER_ERRORS):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
+    return "; ".join([text, *getattr(error, "__notes__", ())])
 
 
 def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:
@@ -108,8 +117,19 @@ def run_grids(grids: list[Grid], run: Run) -> Iterator[Grid]:
         for part in own:
             for cell, result in zip(part, next(done), strict=True):
                 cell.record, cell.status = result.record, result.status
-                log.info("%s, %s, %s: %s", cell.experiment, cell.row, cell.column, cell.status)
+                log.info("%s: %s", cell.words, cell.status)
+            if part is own[0]:
+                warn_of_unknown_metrics(part)
         yield grid
+
+
+def warn_of_unknown_metrics(part: Part) -> None:
+    """Name the metrics of a table that none of these cells has: before the others run, since they may be misspelt."""
+    values = [cell.record.values for cell in part if cell.record and cell.record.status == "done"]
+    found = sorted({*chain.from_iterable(values)})
+    wanted = part[0].known_config.experiment.metrics if found else ()
+    if lacking := ", ".join(metric for metric in wanted if metric not in found):
+        log.warning("%s: no cell so far has the metric %s; there are %s", part[0].experiment, lacking, ", ".join(found))
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
         own = own.iloc[np.argsort(places)]
         x, beside = np.sort(places), BESIDE * number
         x = x * (x[-1] / x[0]) ** beside if scale == "log" else x + (np.ptp(x) or 1) * beside
-        style = {"marker": marker, "color": color, "linestyle": linestyle, "label": column}
+        style: dict[str, Any] = {"marker": marker, "color": color, "linestyle": linestyle, "label": column}
         axes.errorbar(x, own[metric], own.standard_error, capsize=2, **style)
     if values.standard_error.any():
         low, high = axes.get_ylim()

@@ -47,10 +47,6 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
             entries = entries_of(experiment, grid, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables")
             records = [cell.record for cell in grid if cell.record]
-            found = {metric for record in records for metric in record.values}
-            if found and (lacking := ", ".join(metric for metric in experiment.metrics if metric not in found)):
-                there = ", ".join(sorted(found))
-                log.warning("%s: no cell has the metric %s; there are %s", experiment.name, lacking, there)
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
         track(lambda run: log_results(run, figure, entries))

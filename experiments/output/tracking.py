@@ -1,7 +1,7 @@
 """Weights & Biases as a mirror of the records: offline by default, and never a reason to fail."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from experiments.record import Record
 
 log = logging.getLogger(__name__)
 
+MOST_CHARACTERS = 64  # of a tag
+
 
 @contextmanager
 def tracked(
-    tracking: Tracking, folder: Path, run_id: str, **init: Any
+    tracking: Tracking, folder: Path, run_id: str, tags: Iterable[str], **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
     """Open a W&B run for the block; yield a function that calls its argument on the run, if there is one."""
 
@@ -24,6 +26,7 @@ def tracked(
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30)
         where: dict[str, Any] = {name: getattr(tracking, name) for name in ("mode", "project", "entity")}
+        init["tags"] = [tag[:MOST_CHARACTERS] for tag in tags]
         return wandb.init(dir=str(folder), id=run_id, settings=settings, reinit="create_new", **where, **init)
 
     run = _guarded("start", start) if tracking.mode != "disabled" else None

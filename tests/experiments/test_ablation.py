@@ -124,6 +124,7 @@ def test_no_two_ablations_have_the_same_name(ablation):
         (["axis=[ratio,seed]", "values=[[0.5,1],[0.4]]"], r"a list of 2 settings \(ratio, seed\), got \[0\.4\]"),
         (["axis=[ratio,ratio]", "values=[[0.5,0.4]]"], "axis names a field twice: ratio, ratio"),
         (["axis=[ratio,profile.name]", "values=[[0.5,mini]]"], "a cell's field, such as ratio, but profile concerns"),
+        (["axis=ratio", "values=[0.5,0.4,0.5]"], "values holds 0.5 twice"),
         (["axis=workers", "values=[1,2]"], "but workers concerns the whole run"),
         ([*SHRINKAGE, "seeds=1001"], "seeds must be from 1 to 1,000, got 1001"),
         (["axis=ratio"], "the experiment ablation, which needs both"),

@@ -7,6 +7,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 import experiments.reproduce
+import experiments.tables
 import experiments.workers
 from experiments.cell import Cell
 from experiments.config import Experiment
@@ -57,7 +58,7 @@ def test_ctrl_c_says_what_is_kept(reproduce, monkeypatch, capsys):
     def interrupt(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiments.reproduce, "reproduce", interrupt)
+    monkeypatch.setattr(experiments.tables, "reproduce", interrupt)
     with pytest.raises(SystemExit, match="130"):
         reproduce()
     assert capsys.readouterr().err == "interrupted: what is finished is kept, and the same command continues\n"
@@ -98,7 +99,7 @@ def test_a_broken_table_does_not_cost_the_others_their_report(tmp_path, caplog):
 
 @pytest.mark.system
 def test_cells_that_failed_are_counted_at_the_end(reproduce, monkeypatch):
-    monkeypatch.setattr(experiments.reproduce, "report_on_all", lambda folder: None)
+    monkeypatch.setattr(experiments.tables, "report_on_all", lambda folder: None)
     with pytest.raises(SystemExit, match=r"1 of 1 cells failed: the log says why. Run again to retry them."):
         reproduce("model.mini.weights=nowhere.safetensors", "force=true")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)

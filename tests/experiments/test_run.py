@@ -163,7 +163,7 @@ def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(comm
     [
         ("estimator=factss", r"estimator/factss is not one of asvd, .* \(did you mean facts\?\)"),
         ("estimator.shrinkage_raw=0.5", r"there is no field estimator\.shrinkage_raw; its group has .*shrinkage_row, "),
-        ("serach=cors", r"there is no field serach; its group has .* \(did you mean search\?\)"),
+        ("serach=cors", r"there is no field serach; there are .* \(did you mean search\?\)"),
         ("ratio=half", r"Error merging override ratio=half: Value 'half' of type 'str' could not be converted"),
         ("ratio=0.4,0.5", r"Ambiguous value for argument 'ratio=0.4,0.5'; .*key=\[value1,value2\]"),
     ],

@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.config import Tracking
 from experiments.grid import GridCell
 from experiments.output.results import show
+from experiments.output.tracking import tracked
 from experiments.runner import open_cell, run_cell
 from tests.records import demo
 
@@ -82,6 +83,12 @@ def test_tracking_that_fails_changes_no_result(cell_config, offline, monkeypatch
     results = Path(offline.results).with_name("other")
     plain = run_cell(open_cell(cell_config("estimator=pela", f"results={results}")))
     assert plain.metrics == record.metrics and plain.fingerprint == record.fingerprint
+
+
+def test_tags_are_as_short_as_tags_must_be(tmp_path, runs):
+    with tracked(Tracking(mode="offline"), tmp_path, "id", tags=["a" * 100, "b"]):
+        pass
+    assert runs[0].start["tags"] == ["a" * 64, "b"]
 
 
 EXPERIMENT = OmegaConf.structured(demo(axis_title="Ratio", figure="ablation", rows={"a": [], "b": [], "c": []}))

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import experiments.workers
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
 from experiments.runner import alone, beside_others
-from experiments.workers import finished, run_grids
+from experiments.workers import finished, reason_of, run_grids, warn_of_unknown_metrics
 from tests.records import make_record
 
 
@@ -72,6 +73,26 @@ def test_one_worker_keeps_the_order(grids, steps):
         ("third", "DeiT", "A"),
         ("third", "Swin", "A"),
     ]
+
+
+def test_a_metric_that_no_cell_of_the_first_network_has_is_named_before_the_others_run(caplog):
+    (place,) = part = [cell("demo", "DeiT", "A")]
+    place.config.experiment = {"name": "demo", "metrics": {"top1": "Top-1", "topp": "Top-p"}}
+    place.record = make_record(metrics={"top1": 1.0})
+    warn_of_unknown_metrics(part)
+    assert "no cell so far has the metric topp; there are top1" in caplog.text
+    caplog.clear()
+    del place.config.experiment.metrics.topp
+    warn_of_unknown_metrics(part)
+    assert not caplog.text
+
+
+def test_an_error_in_code_is_told_with_its_type_and_place_and_one_of_the_user_without():
+    with pytest.raises(KeyError) as wrong:
+        {}["x"]
+    wrong.value.add_note("see r.json")
+    assert re.fullmatch(rf"KeyError: 'x' \({re.escape(__file__)}, line \d+\); see r.json", reason_of(wrong.value))
+    assert reason_of(ValueError("ratio must be below 1")) == "ratio must be below 1"
 
 
 def test_several_workers_find_what_one_finds(grids, steps):
