@@ -289,6 +289,11 @@ def _is_group(loader: ConfigLoader, key: str) -> bool:
     return bool(loader.get_group_options(key))
 
 
+def is_ours(name: str) -> bool:
+    """Whether an experiment's file is in `conf`, not in a folder of a user's own."""
+    return Path(CONF, "experiment", f"{name}.yaml").exists()
+
+
 def read_experiment(name: str) -> Experiment:
     """Read an experiment's file and those that it extends, which takes no time beside composing a cell."""
     return cast(Experiment, OmegaConf.merge(Experiment, read_file(f"experiment/{name}")))

@@ -46,6 +46,7 @@ CHARACTERS_OF_DEVICE = 12  # the same
 CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are rotated
 MOST_LABELS = 12  # beside each other on an axis
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+MOST_LOST = 4  # times the median loss, on an axis
 LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
 THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # error bars of many curves
 BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
@@ -170,9 +171,18 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
                 axes.errorbar(per_gflop * curve.gflops, curve.top1, curve.standard_error, **style, **THIN)
             else:
                 axes.axhline(curve.top1.max(), color=BLACK, linestyle="--", label=method)
-    every[0].set_ylabel("top-1 [%] ± standard error")
+        show_where_methods_differ(axes, own[~own.method.isin(curves)].top1.max(), own[own.method.isin(curves)].top1)
+    every[0].set_ylabel("Top-1 [%] ± standard error")
     share_legend(figure, 2)
     return figure, points
+
+
+def show_where_methods_differ(axes: Axes, original: float, values: pd.Series) -> None:
+    """Cut an axis where some methods lose many times what most lose: they would press the others into one line."""
+    bottom = original - max(LEAST_SPAN, MOST_LOST * (original - values).median())
+    if values.min() < bottom:
+        axes.set_ylim(bottom=bottom)
+        axes.text(0.99, 0.02, "lower points: in the table", fontsize=6, ha="right", transform=axes.transAxes)
 
 
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:

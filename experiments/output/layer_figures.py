@@ -101,7 +101,7 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
         # Logarithmic, since a few tokens can outweigh all others; pairs that never meet are left blank.
         image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm="log")
         bar = axes.figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=25)
-        bar.set_label("coupling / mean diagonal", fontsize=7)
+        bar.set_label("coupling / mean diagonal" + ("" if coupling.all() else "; white: none"), fontsize=7)
         bar.ax.xaxis.set_minor_formatter(NullFormatter())
     else:
         say(axes, "no coupling")
@@ -128,7 +128,7 @@ def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataF
 
 
 def _draw_similarity(axes: Axes, records: Records) -> list[pd.DataFrame]:
-    axes.set(xlabel="cosine to the empirical Fisher", ylabel="top-1 [%] ± standard error")
+    axes.set(xlabel="cosine to the empirical Fisher", ylabel="Top-1 [%] ± standard error")
     axes.margins(x=0.2, y=0.1)
     points = metrics_of(records, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
     points = points.rename(columns={"row": "estimator"})
@@ -168,7 +168,7 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
             "global cubic": (fine, interpolate_profile(ratios, errors, fine, "cubic")),
             "measured": (ratios, errors),
         }
-        formats = (("s--", BLUE, 2.5), ("-", VERMILION, 0), ("o", BLACK, 4))
+        formats = (("s", BLUE, 2.5), ("-", VERMILION, 0), ("o", BLACK, 4))
         for (name, (x, y)), (line, color, size) in zip(drawn.items(), formats, strict=True):
             axes.plot(x, y, line, color=color, markersize=size, label=name)
             curves.append(pd.DataFrame({"layer": layer, "curve": name, "ratio": x, "error": y}))

@@ -16,15 +16,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 from PIL import Image
 
-from experiments.config import Experiment
+from experiments.config import Experiment, is_ours
 from experiments.grid import Status
-from experiments.output.tables import DEVIATIONS, ERRORS, Entry, arrange, as_text, in_paper, read_entries
+from experiments.output.tables import DEVIATIONS, ERRORS, Entry, arrange, as_text, in_paper, is_level, read_entries
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_record
 from facts.utils.files import replacing
 from facts.utils.version import RESULTS
 
 MINUS = "\N{MINUS SIGN}"
+HEADINGS = "Your own", "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
+FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Result:
         experiment, metric = self.experiment, self.experiment.ranked_by
         places = product(experiment.rows, experiment.columns) if experiment.metrics else ()
         return [self.entries[*place, metric] for place in places]
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.figure or self.records or any(entry.ours is not None for entry in self.entries.values()))
 
     @property
     def error_width(self) -> int:
@@ -64,7 +70,14 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
     is_drawn = any(entry.deviation is not None for result in results for entry in result.entries.values())
     errors = " ".join([ERRORS, *[DEVIATIONS.format("several")] * is_drawn])
-    content = {"profile": folder.name, "results": results, "records": records, "compared": compared, "errors": errors}
+    content = {
+        "profile": folder.name,
+        "folded": FOLDED,
+        "results": results,
+        "records": records,
+        "compared": compared,
+        "errors": errors,
+    }
     for name in ("report.md", "report.html"):
         page = environment.get_template(name).render(content)
         with replacing(folder / name) as path:
@@ -72,17 +85,23 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
 
 
 def parts(results: list[Result]) -> dict[str, list[Result]]:
-    """Group the experiments that have run under headings, the paper's tables first."""
-    headings = "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
-    chosen: dict[str, list[Result]] = {heading: [] for heading in headings}
+    """Group the experiments that have run under headings, a user's own first, then the paper's tables."""
+    chosen: dict[str, list[Result]] = {heading: [] for heading in HEADINGS}
     for result in results:
-        entries = result.entries.values()
-        if not (result.figure or result.records or any(entry.ours is not None for entry in entries)):
-            continue
-        published = in_paper(entries)
-        table = "Ablations" if result.experiment.figure == "ablation" else headings[not published]
-        chosen[table if result.experiment.metrics else "Figures"].append(result)
+        if result.has_begun:
+            chosen[heading_of(result)].append(result)
     return {heading: members for heading, members in chosen.items() if members}
+
+
+def heading_of(result: Result) -> str:
+    own, paper, beyond, figures, ablations = HEADINGS
+    if not is_ours(result.experiment.name):
+        return own
+    if not result.experiment.metrics:
+        return figures
+    if result.experiment.figure == "ablation":
+        return ablations
+    return paper if in_paper(result.entries.values()) else beyond
 
 
 def table_of(result: Result) -> pd.DataFrame:
@@ -97,7 +116,9 @@ def table_of(result: Result) -> pd.DataFrame:
             return ""
         text = "+" * (source == "difference" and value > 0) + as_text(entry, source).replace("-", MINUS)
         shown, sign, error = text.partition(" ±")
-        kind = "ranked" if source == "ours" and entry.metric == experiment.ranked_by else source
+        kind = source
+        if source == "ours" and entry.metric == experiment.ranked_by:
+            kind = "ranked best" if is_level(entry) else "ranked"
         cell = Markup('<data class="{}" value="{}">{}</data><small>{}</small>')
         return cell.format(kind, value, shown, sign + error)
 

@@ -1,5 +1,6 @@
 """Output of a run: tables, figures and the report, in the results folder, on the screen, and in W&B."""
 
+import copy
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.config import CONF, USER_ERRORS, Experiment, in_a_line, plain
+from experiments.config import USER_ERRORS, Experiment, in_a_line, is_ours, plain
 from experiments.grid import GridCell, checked, every_experiment
 from experiments.output.figures import STYLE, Drawing, ablation, ranking, steps, throughput
 from experiments.output.layer_figures import cross_moments, motivation, sensitivity_interpolation, token_couplings
@@ -27,6 +28,7 @@ logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every gly
 OF_ACCURACY = (ablation, ranking, steps, throughput)
 OF_LAYERS = (cross_moments, motivation, sensitivity_interpolation, token_couplings)
 DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_ACCURACY, *OF_LAYERS)}
+STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
 CHARACTERS_PER_INCH = 15  # of a title
 
 
@@ -34,7 +36,9 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
     """Draw the figure of the experiment's first draw, write and print its table, and log both to W&B."""
     grid = grid + published_rows(experiment)
     settings, profile = plain(experiment), config.profile.name
-    if not Path(CONF, "experiment", f"{experiment.name}.yaml").exists():  # the report reads it here
+    experiment = copy.deepcopy(experiment)
+    experiment.title += STAND_INS.get(profile, "")
+    if not is_ours(experiment.name):  # the report reads it here
         with replacing(folder / "tables" / f"{experiment.name}.yaml") as path:
             OmegaConf.save(OmegaConf.create(settings), path)
     about = {"name": f"{experiment.name} · {profile}", "tags": [experiment.name, profile], "group": experiment.name}

@@ -127,7 +127,13 @@ def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> 
         "csv": pd.DataFrame(entries).to_csv(index=False),
         "md": f"# {experiment.title}\n\n{wide.to_markdown(index=False, disable_numparse=True)}\n\n"
         + "".join(f"- {note}\n" for note in notes),
-        "tex": wide.to_latex(index=False, escape=True, caption=caption, label=f"tab:{experiment.name}"),
+        "tex": wide.to_latex(
+            index=False,
+            escape=True,
+            column_format="l" + "r" * (wide.shape[1] - 1),
+            caption=caption,
+            label=f"tab:{experiment.name}",
+        ),
     }
     for suffix, content in contents.items():
         with replacing(folder / f"{experiment.name}.{suffix}") as path:
@@ -232,8 +238,12 @@ def as_text(entry: Entry | None, source: str = "ours") -> str:
     error = f" ± {entry.standard_error:.1f}" if is_share else ""
     if entry.deviation and (is_share or entry.deviation >= LEAST_DEVIATION):
         error += f" ({entry.deviation:.1f})"
-    is_level = entry.behind is not None and entry.behind <= APART  # the column's best, or not apart from it
-    return number(entry.ours) + error + LEVEL * is_level
+    return number(entry.ours) + error + LEVEL * is_level(entry)
+
+
+def is_level(entry: Entry) -> bool:
+    """Whether a value is its column's best, or not apart from it."""
+    return entry.behind is not None and entry.behind <= APART
 
 
 def number(value: float | None) -> str:

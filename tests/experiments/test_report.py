@@ -102,7 +102,7 @@ def test_what_is_missing_is_listed_with_the_reason(page):
     assert ("demo_maps", "missing", "figure") in missing
     shown = rows(page, "demo_50")
     assert (shown["Failing"][0], shown["Later"][0], shown["B"].count("n.a.")) == ("failed", "missing", 3)
-    assert "done 24 failed 4 missing 4 n.a. 2 cells in 3 tables 34" in page.text
+    assert "done 24 failed 4 missing 4 n.a. 2 tables not begun 0 cells in 3 tables 34" in page.text
 
 
 def test_provenance(page):
