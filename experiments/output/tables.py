@@ -221,7 +221,7 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
         table.add_column(escape(column), justify="right")
     for row in dict.fromkeys([*experiment.rows, *(entry.row for entry in ranked)]):
         line = [by_place.get((row, column)) for column in experiment.columns]
-        published = [f" ({number(entry.paper)})" if entry and entry.paper is not None else "" for entry in line]
+        published = [f" ({as_text(entry, 'paper')})" if entry and entry.paper is not None else "" for entry in line]
         table.add_row(
             escape(row), *(as_text(entry) + bracketed for entry, bracketed in zip(line, published, strict=True))
         )
@@ -231,14 +231,14 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
 def as_text(entry: Entry | None, source: str = "ours") -> str:
     """Write a value: ours with its errors, or the status of an unfinished cell."""
     if entry is None or source != "ours":
-        return number(getattr(entry, source, None))
+        return number(getattr(entry, source, None), entry.metric if entry else "")
     if entry.status != "done":
         return entry.status
     is_share = entry.standard_error is not None
     error = f" ± {entry.standard_error:.1f}" if is_share else ""
     if entry.deviation and (is_share or entry.deviation >= LEAST_DEVIATION):
         error += f" ({entry.deviation:.1f})"
-    return number(entry.ours) + error + LEVEL * is_level(entry)
+    return number(entry.ours, entry.metric) + error + LEVEL * is_level(entry)
 
 
 def is_level(entry: Entry) -> bool:
@@ -246,9 +246,11 @@ def is_level(entry: Entry) -> bool:
     return entry.behind is not None and entry.behind <= APART
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, metric: str) -> str:
     if value is None or pd.isna(value):
         return ""
+    if metric.endswith("speedup"):
+        return f"{value:.2f}"  # many are close to 1
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
