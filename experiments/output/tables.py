@@ -231,7 +231,7 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
 def as_text(entry: Entry | None, source: str = "ours") -> str:
     """Write a value: ours with its errors, or the status of an unfinished cell."""
     if entry is None or source != "ours":
-        return number(getattr(entry, source, None), entry.metric if entry else "")
+        return number(getattr(entry, source, None))
     if entry.status != "done":
         return entry.status
     is_share = entry.standard_error is not None
@@ -246,7 +246,7 @@ def is_level(entry: Entry) -> bool:
     return entry.behind is not None and entry.behind <= APART
 
 
-def number(value: float | None, metric: str) -> str:
+def number(value: float | None, metric: str = "") -> str:
     if value is None or pd.isna(value):
         return ""
     if metric.endswith("speedup"):

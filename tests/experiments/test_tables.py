@@ -178,7 +178,7 @@ def test_rows_of_the_papers_devices_follow_ours(tmp_path, monkeypatch):
     record = make_record("here", metrics={"compressed_throughput": 120.0, "speedup": 1.2})
     grid = [GridCell("demo", "This device", "Net", None, "done", record), *published_rows(experiment)]
     table = wide_table(experiment, entries_of(experiment, grid, False))
-    assert table.to_numpy().tolist() == [["This device", "120.0", "1.2", ""], ["V100", "", "", "1.6"]]
+    assert table.to_numpy().tolist() == [["This device", "120.0", "1.20", ""], ["V100", "", "", "1.6"]]
 
 
 def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):
