@@ -6,7 +6,9 @@ PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 $(RUN)
 PYTEST := pytest -n 2 --dist loadfile --max-worker-restart 0 # else a crash waits for ever
 
-.PHONY: reproduce reproduce-all check quick test coverage lint docs wheel install-detection install-llm
+.PHONY: install reproduce reproduce-all check quick test coverage lint docs wheel install-detection install-llm
+
+install: $(VENV)/.base
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce

@@ -8,6 +8,7 @@ must be true. On the pages of results, every number with decimals is one of thes
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from math import ceil, floor
 from pathlib import Path
 
 import pandas as pd
@@ -60,6 +61,16 @@ def at(name: str, *words: str, of: str = "ours") -> float:
 def wide(name: str, of: str = "ours", metric: str = "top1") -> pd.DataFrame:
     """A metric of a table, by row and column."""
     return table(name).query("metric == @metric").pivot(index="row", columns="column", values=of)
+
+
+def at_most(value: float) -> float:
+    """A bound in one decimal, rounded up."""
+    return ceil(round(10 * value, 6)) / 10
+
+
+def at_least(value: float) -> float:
+    """A bound in one decimal, rounded down."""
+    return floor(round(10 * value, 6)) / 10
 
 
 def estimators() -> Rows:
@@ -166,7 +177,7 @@ def markdown(rows: Rows) -> str:
 
 def render(page: str) -> str:
     """The page with its tables and numbers as docstrings and records have them."""
-    names = {"at": at, "table": table, "wide": wide}
+    names = {"at": at, "at_least": at_least, "at_most": at_most, "table": table, "wide": wide}
 
     def number(match: re.Match) -> str:
         decimals = len(match[3].partition(".")[2])

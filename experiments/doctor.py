@@ -136,7 +136,11 @@ def free_space(folder: Path) -> str:
 def weights(recipe: Recipe) -> str:
     if path := recipe.checkpoint():
         return f"{path}, sha256 {sha256(path)}"
-    return "random, for measuring speed only" if recipe.weights == "random" else "fetched from their hub at the start"
+    return (
+        "random, for measuring speed only"
+        if recipe.weights == "random"
+        else "to be fetched from their hub at the start"
+    )
 
 
 @command("reproduce")

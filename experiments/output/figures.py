@@ -196,7 +196,7 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     left.set(xlabel="mean rank, 95 % interval")
     mean = f"mean of {len(experiment.columns)} columns"
     right.set(xlabel=f"minutes of compression, {mean}", xscale="log")
-    left.set_title("blue: not told apart from the best", fontsize=7)
+    left.set_title("blue: level with the best", fontsize=7)
     right.set_title("line: none is both better and faster", fontsize=7)
     right.set_ylabel(f"{experiment.metrics[experiment.ranked_by]} [%], {mean}")
     if methods.empty:

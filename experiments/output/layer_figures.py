@@ -155,7 +155,7 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
     figure, every = panels(len(INTERPOLATED_LAYERS), 2.6)
     curves = []
     for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):
-        axes.set(title=layer, xlabel="ratio that remains", ylabel="KL divergence [nat]")
+        axes.set(title=layer, xlabel="remaining ratio", ylabel="KL divergence [nat]")
         if not profile:
             say(axes)
             continue

@@ -91,7 +91,7 @@ def writable_folder(path: Path, keep: bool = True) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise OSError(f"cannot write to the folder {path} ({error.strerror}); choose another one or free it") from error
+        raise OSError(f"cannot write to the folder {path} ({error.strerror}); choose another one") from error
     for each in () if keep else new:
         each.rmdir()
     return path

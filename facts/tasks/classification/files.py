@@ -255,7 +255,8 @@ def find_imagenet(root: Path, split: Literal["train", "val"]) -> ImageFiles:
         return _rows_of_imagenet(root, {"train": "train", "val": "validation"}[split])
     if not all((root / name).is_dir() for name in ("train", "val")):
         raise FileNotFoundError(
-            f"no ImageNet at {root}: set root to class folders in train/ and val/, or to Hugging Face's Parquet files. "
+            f"no ImageNet at {root}: it must hold class folders in train/ and val/, or Hugging Face's Parquet files "
+            "(imagenet=FOLDER). "
             f'Unpack the original tar files in place: python -c "{UNPACK.format(str(root))}"'
         )
     folder = root / split
