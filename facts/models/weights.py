@@ -57,8 +57,8 @@ def fetch(repository: str) -> Path:
         reason = "" if offline() else f" ({first_line(error)})"
         raise FileNotFoundError(
             f"the weights of {repository} could not be fetched{reason}. "
-            "Connect to huggingface.co once, or give a checkpoint file or its folder as weights (--weights; in experiments, "
-            "checkpoints=FOLDER)."
+            "Connect to huggingface.co once, or give a checkpoint file or its folder as weights "
+            "(--weights; in experiments, checkpoints=FOLDER)."
         ) from error
 
 
