@@ -179,10 +179,11 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
 
 def show_where_methods_differ(axes: Axes, original: float, values: pd.Series) -> None:
     """Cut an axis where some methods lose many times what most lose: they would press the others into one line."""
-    bottom = original - max(LEAST_SPAN, MOST_LOST * (original - values).median())
-    if values.min() < bottom:
-        axes.set_ylim(bottom=bottom)
-        axes.text(0.99, 0.02, "lower points: in the table", fontsize=6, ha="right", transform=axes.transAxes)
+    span = max(LEAST_SPAN, MOST_LOST * (original - values).median())
+    if values.min() < original - span:
+        axes.set_ylim(original - span, max(original, values.max()) + span / 5)
+        style: dict[str, Any] = {"fontsize": 6, "ha": "right", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+        axes.text(0.99, 0.03, "lower points: in the table", transform=axes.transAxes, **style)
 
 
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:

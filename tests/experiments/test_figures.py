@@ -143,6 +143,18 @@ def test_steps_have_standard_errors_and_a_colour_for_each_of_many_methods():
     assert axes.containers[0].has_yerr and "standard error" in axes.get_ylabel()
 
 
+@pytest.mark.parametrize(("worst", "bottom"), [(10, 170 - 4 * 5), (160, None)])
+def test_an_axis_ends_where_a_method_loses_many_times_what_most_lose(worst, bottom):
+    """Of 200 images the original has 170 right and most methods 165."""
+    records = {"Dense": judged(170, 0)} | {f"method {number}": judged(165, 0) for number in range(3)}
+    records["worst"] = judged(worst, 0)
+    for number, record in enumerate(records.values()):
+        record.metrics["gflops"] = 2.0 + number
+    (axes,) = drawn(drawing("steps", *records, unranked=["Dense"]), records)[0].axes
+    assert axes.get_ylim()[0] == pytest.approx(bottom / 2) if bottom else axes.get_ylim()[0] < worst / 2
+    assert [text.get_text() for text in axes.texts] == ["lower points: in the table"] * bool(bottom)
+
+
 @pytest.mark.parametrize(
     ("speeds", "scale", "lowest"), [([3000, 3440], "linear", 0), ([30.2, 4000], "log", 10), ([], "linear", 0)]
 )
