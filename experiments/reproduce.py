@@ -11,8 +11,8 @@ from experiments.config import command, say_what_takes_seconds
 @command("reproduce")
 def main(config: DictConfig) -> None:
     say_what_takes_seconds()
+    from experiments.reproduction import reproduce
     from experiments.runner import started
-    from experiments.tables import reproduce
 
     with started():
         reproduce(config)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import experiments.reproduce
-import experiments.tables
+import experiments.reproduction
 from experiments.config import CONF
 
 pytestmark = [pytest.mark.attack, pytest.mark.system]
@@ -90,7 +90,7 @@ def test_a_table_survives_a_kill(tmp_path, monkeypatch, capsys):
     assert Counter(re.findall(r"\((\w{16})\) runs, attempt", printed)) == dict.fromkeys(after.keys() - before.keys(), 1)
     assert "data pass for" in logs[0].read_text() and "data pass for" not in printed
 
-    monkeypatch.setattr(experiments.tables, "report_on_all", lambda folder: None)
+    monkeypatch.setattr(experiments.reproduction, "report_on_all", lambda folder: None)
     for results in (killed, undisturbed):
         own = ["workers=1", f"results={results}", "hydra/job_logging=none"]
         monkeypatch.setattr(sys, "argv", ["reproduce", *TABLE, *own])

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import experiments.reproduce
+import experiments.reproduction
 import experiments.run
-import experiments.tables
 from tests.docs.pages import ROOT, marked, run, section_of, write_files
 
 pytestmark = pytest.mark.system
@@ -53,7 +53,7 @@ def test_methods_from_outside_the_package_appear_in_a_table(tmp_path, monkeypatc
     write_files(section, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(experiments.tables, "report_on_all", lambda folder: None)
+    monkeypatch.setattr(experiments.reproduction, "report_on_all", lambda folder: None)
 
     def run_here(line: str, main, *more: str) -> None:
         python, option, module, *arguments = shlex.split(line)

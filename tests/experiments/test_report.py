@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from html import unescape
 from io import BytesIO
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -61,8 +62,9 @@ class Page:
         }
 
 
-def written(folder: Path, experiments: list[Experiment] = EXPERIMENTS) -> Page:
-    write_report(experiments, folder)
+def written(folder: Path, experiments: list[Experiment] = EXPERIMENTS, own: str = "") -> Page:
+    with patch("experiments.output.report.is_ours", lambda name: name != own):
+        write_report(experiments, folder)
     return Page(folder / "report.html")
 
 
@@ -80,6 +82,12 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder) -> Page:
     return written(folder)
+
+
+def test_a_users_own_table_comes_first(tmp_path):
+    write_results(tmp_path)
+    text = written(tmp_path, own="demo_ablation").text
+    assert text.index("Your own") < text.index("Tables of the paper") and "Your own" not in written(tmp_path).text
 
 
 def test_tables_show_ours_the_papers_and_the_best(page):

@@ -7,7 +7,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 import experiments.reproduce
-import experiments.tables
+import experiments.reproduction
 import experiments.workers
 from experiments.cell import Cell
 from experiments.config import Experiment
@@ -58,7 +58,7 @@ def test_ctrl_c_says_what_is_kept(reproduce, monkeypatch, capsys):
     def interrupt(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiments.tables, "reproduce", interrupt)
+    monkeypatch.setattr(experiments.reproduction, "reproduce", interrupt)
     with pytest.raises(SystemExit, match="130"):
         reproduce()
     assert capsys.readouterr().err == "interrupted: what is finished is kept, and the same command continues\n"
@@ -99,7 +99,7 @@ def test_a_broken_table_does_not_cost_the_others_their_report(tmp_path, caplog):
 
 @pytest.mark.system
 def test_cells_that_failed_are_counted_at_the_end(reproduce, monkeypatch):
-    monkeypatch.setattr(experiments.tables, "report_on_all", lambda folder: None)
+    monkeypatch.setattr(experiments.reproduction, "report_on_all", lambda folder: None)
     with pytest.raises(SystemExit, match=r"1 of 1 cells failed: the log says why. Run again to retry them."):
         reproduce("model.mini.weights=nowhere.safetensors", "force=true")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
@@ -144,10 +144,10 @@ def passes(monkeypatch) -> list[list[str]]:
 def test_a_column_needs_one_data_pass_and_a_failing_cell_does_not_lose_the_others(small, passes, monkeypatch):
     real = experiments.workers.run_cell
 
-    def failing(cell: Cell, wait: bool):
+    def failing(cell: Cell, *rest):
         if type(cell.method.needed_estimator).__name__ == "ASVD":
             raise RuntimeError("no luck")
-        return real(cell, wait)
+        return real(cell, *rest)
 
     names = ("svd_llm", "kfac_expand", "gfwsvd", "asvd")
     places = [*map(small, names), small("facts", "estimator.shrinkage_row=3")]
