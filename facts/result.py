@@ -25,8 +25,9 @@ KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens",
 class RecoverySummary:
     """Mean distance of the outputs from the original's on held-out samples, before and after a recovery.
 
-    The network was trained on `num_samples` others. `seconds` includes the `seconds_before` of an interrupted run. The
-    distances are None if there were too few samples to hold some out.
+    The network was trained on `num_samples` others, and `num_to_choose` more chose the best epoch (0: unknown).
+    `seconds` includes the `seconds_before` of an interrupted run. The distances are None if there were too few samples
+    to hold some out, which are `num_held_back`.
     """
 
     before: float | None
@@ -36,6 +37,7 @@ class RecoverySummary:
     epochs: int
     seconds: float
     seconds_before: float = 0.0
+    num_to_choose: int = 0
 
     @property
     def gained_nothing(self) -> bool:
@@ -45,17 +47,16 @@ class RecoverySummary:
     def __str__(self) -> str:
         earlier = f", {self.seconds_before / 60:.1f} of them in an earlier run" if self.seconds_before else ""
         taken = f"{self.seconds / 60:.1f} min" if self.seconds >= 60 else f"{self.seconds:.0f} s"
-        text = f"recovered from {self.num_samples:,} samples in {taken}{earlier}"
+        chosen = f", the best epoch chosen by {self.num_to_choose:,} others" if self.num_to_choose else ""
+        text = f"recovered from {self.num_samples:,} samples in {taken}{earlier}{chosen}"
         if self.before is None or self.after is None:
             return f"{text}; too few samples to hold some out and measure the gain"
         if self.gained_nothing:
             text = text.replace("recovered", "nothing gained")
         if self.before == self.after:
             return f"{text}: no epoch came closer to the original, so no weight is changed"
-        return (
-            f"{text}: mean distance from the original {self.before:.4g} before, {self.after:.4g} after, on the "
-            f"{self.num_held_back:,} others that chose the best epoch"
-        )
+        far = f"{self.before:.4g} before, {self.after:.4g} after"
+        return f"{text}: mean distance from the original {far}, on {self.num_held_back:,} held-out samples"
 
 
 @dataclass(frozen=True)
