@@ -352,7 +352,7 @@ def benchmark(
     with TemporaryDirectory() as temporary:
         folders = {name: Path(temporary, str(number)) for number, name in enumerate(networks)}
         calls = dict[str, Call]()
-        for runtime, name in with_progress(list(product(chosen, networks)), "loading in each runtime"):
+        for runtime, name in with_progress(list(product(chosen, networks)), "loading", ": ".join):
             calls[f"{runtime}: {name}"] = loaded(networks[name], runtime, batch, folders[name], int8)
         with torch.cuda.device_of(batch):
             whole, single = (
