@@ -84,7 +84,9 @@ def export(
     folder: options.Folder,
     out: Annotated[Path, options.place(None, "The file: .onnx, .xml for OpenVINO, .pt2 for PyTorch.", "FILE")],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
-    data: Annotated[str | None, option(DATA, "For --int8: images to calibrate it.", metavar="FOLDER")] = None,
+    data: Annotated[
+        str | None, option(DATA, "For --int8: images to calibrate it.", metavar="FOLDER", callback=options.existing)
+    ] = None,
     sequence_length: options.SequenceLength = None,
 ) -> None:
     """Write a compressed network as ONNX, for OpenVINO, or for PyTorch (pt2).
@@ -99,14 +101,13 @@ def export(
     """
     from facts.cli.inputs import batch_of, data_of, input_shape, load_result
     from facts.modules.networks import reads_tokens
-    from facts.saving.export import import_openvino, refuse_without_onnx
+    from facts.saving.export import import_openvino, refuse_other_endings, refuse_without_onnx
     from facts.utils.files import writable_folder
     from facts.utils.progress import progress_of
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
-    if out.suffix not in (".onnx", ".xml", ".pt2"):
-        raise ValueError(f"{out} has none of the endings .onnx, .xml and .pt2, which choose the format: give it one")
+    refuse_other_endings(out, ".onnx", ".xml", ".pt2")
     writable_folder(out.parent, keep=False)
     if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
@@ -141,7 +142,9 @@ def benchmark(
     runtime: Annotated[
         list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')
     ] = None,
-    data: Annotated[str | None, option(DATA, "Images to calibrate int8.", metavar="FOLDER")] = None,
+    data: Annotated[
+        str | None, option(DATA, "Images to calibrate int8.", metavar="FOLDER", callback=options.existing)
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
     sequence_length: options.SequenceLength = None,
     device: options.Device = None,

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from fnmatch import filter as matching
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from facts.utils.options import describe_methods
+from facts.utils.options import describe_methods, meant
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128
@@ -69,11 +70,11 @@ def numbers_of(values: str) -> list[float]:
 
 
 def fraction_of(value: str) -> float:
-    """Read a fraction. Anything else, such as a percentage, is a usage error that says what to write."""
-    try:
-        return float(value)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}: write a fraction, such as 0.5 for 50%") from error
+    """Read a fraction in (0, 1]. Anything else, such as a percentage, is a usage error that says what to write."""
+    with suppress(ValueError):
+        if 0 < (fraction := float(value)) <= 1:
+            return fraction
+    raise typer.BadParameter(f"{value} is no fraction in (0, 1]{meant(value) or ': write one, such as 0.5 for 50%'}")
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -87,6 +88,15 @@ def at_home(value: Any) -> Any:
     if isinstance(value, list):
         return [*map(at_home, value)]
     return value and type(value)(os.path.expanduser(value))
+
+
+def existing(value: str | None) -> str | None:
+    """Expand `~` in the name of data. Raises `FileNotFoundError`, before PyTorch is loaded, if there are none."""
+    from facts.utils.hub import HUB
+
+    if value and not value.startswith(HUB) and not os.path.exists(at_home(value)):
+        raise FileNotFoundError(f"there is no file or folder {value}: name one with data, or {HUB}OWNER/DATASET")
+    return at_home(value)
 
 
 def argument(metavar: str, help: str, **settings: Any) -> Any:
@@ -155,10 +165,12 @@ Images = Annotated[
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",
+        callback=existing,
     ),
 ]
 EvaluationText = Annotated[
-    str | None, option(DATA, "For language models: the text to measure perplexity on.", metavar="TEXT")
+    str | None,
+    option(DATA, "For language models: the text to measure perplexity on.", metavar="TEXT", callback=existing),
 ]
 NumCalibration = Annotated[
     int | None, option(DATA, "Images or windows to calibrate on; default: up to 512 or 256.", min=1)

@@ -74,7 +74,8 @@ def test_a_result_is_saved_before_an_evaluation_that_fails(run, photos, tmp_path
     monkeypatch.setattr(inputs, "measured", fail)
     result = run("compress", *VIT, *QUICK, "--data", photos, "--out", tmp_path / "vit")
     assert f"saved to {tmp_path / 'vit'}" in result.output
-    assert f"not evaluated ({str(error) or 'interrupted'}): try `facts evaluate" in result.output
+    advice = f"try `facts evaluate {tmp_path / 'vit'} --data {photos} --unseen`"
+    assert f"not evaluated ({str(error) or 'interrupted'}): {advice}" in result.output
     assert facts.load_compressed(tmp_path / "vit").plan
 
 
@@ -153,7 +154,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
         (["timm/test_vit", "--weights", "nowhere.safetensors"], [], "no checkpoint 'nowhere.safetensors'"),
         (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm and torchvision"),
         (VIT, ["--recover", "1", "--num-calibration", "1"], "recovery needs at least two samples"),
-        (VIT, ["--data", "nowhere"], "give one that holds a folder of images for each class"),
+        (VIT, ["--data", "nowhere"], "there is no file or folder nowhere: name one with data, or hub:OWNER/DATASET"),
         (VIT, ["--out", "."], "holds something other than a compressed network: give a new or empty folder"),
         (VIT, ["--out", "love.txt"], "cannot write to the folder"),
         (VIT, ["--cache", "vit/cache"], "--cache vit/cache lies in --out vit, which holds one network alone"),
