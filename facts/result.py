@@ -18,6 +18,7 @@ from facts.parts import Plan
 from facts.search.base import AllocationProblem, Search
 
 NUM_SHOWN = 3  # skipped layers that are named for each reason
+MOST_SPENT = 0.9  # of a budget; what remains of less needs a reason
 KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens", "layers low-rank": "ranks"}
 
 
@@ -208,6 +209,9 @@ class Summary:
             lines.append(str(self.recovery))
         if self.distance:
             lines.append(str(self.distance))
+        elif self.quality.predicted is not None:
+            far = f"{self.quality.predicted:.4g}, but a measured one can be several times as large"
+            lines.append(f"predicted mean distance of the outputs from the original's: {far}")
         if self.is_far:
             lines.append(f"the outputs are far off: {self.advice}")
         seconds = [f"{stage} {seconds:.1f} s" for stage, seconds in self.method.seconds.items() if seconds >= 0.05]
@@ -262,7 +266,10 @@ class Summary:
         kept = f"the compressed parts keep {allowed * spent / budget:.1%} of their {what}"
         if error is not None:
             return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
-        return f"{kept}, of {allowed:.1%} allowed"
+        kept = f"{kept}, of {allowed:.1%} allowed"
+        if self.method.solution and spent < MOST_SPENT * budget:
+            return f"{kept}: nothing larger that fits was predicted to be closer, which few samples cannot tell well"
+        return kept
 
 
 @dataclass(frozen=True, repr=False)
@@ -297,6 +304,8 @@ class CompressionResult:
         alike = defaultdict(list)
         for name, reason in self.skipped.items():
             alike["compressed as layers" if name in self.plan else "left dense", reason].append(name)
+        if kept := [name for name, rank in self.plan.items() if rank is None and any(self.plan.values())]:
+            alike["left whole", "others lose less"] = kept
         for (outcome, reason), names in alike.items():
             shown = ", ".join(names[:NUM_SHOWN])
             others = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""

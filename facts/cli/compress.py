@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import torch
 
 
+COSTS_SHOWN = {"flops": ("GFLOPs", 1e9), "params": ("parameters [M]", 1e6), "latency_ms": ("latency [ms]", 1.0)}
+METRICS_SHOWN = {"top1": "top-1 accuracy [%]", "agreement": "agreement with the original [%]"}
+
+
 def compress(
     model: options.Model,
     data: options.Images,
@@ -247,7 +251,10 @@ def _draw(points: "pandas.DataFrame", column: str, metric: str, bars: str | None
     """Plot a metric against a cost, one curve per method and a point for the original, which comes first."""
     from facts.utils.files import replacing
 
-    look: dict[str, Any] = {"x": column, "y": metric, "yerr": bars, "capsize": 3, "ylabel": metric, "marker": "o"}
+    xlabel, unit = COSTS_SHOWN[column]
+    points = points.assign(**{column: points[column] / unit})
+    look: dict[str, Any] = {"x": column, "y": metric, "yerr": bars, "capsize": 3, "marker": "o"}
+    look |= {"xlabel": xlabel, "ylabel": METRICS_SHOWN.get(metric, metric)}
     axes = points[:1].plot(**look, color="black", label="original", figsize=(6, 4))
     for method, own in points[1:].groupby(["estimator", "search"], sort=False):
         own.sort_values(column).plot(**look, label=", ".join(method), ax=axes)

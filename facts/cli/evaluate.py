@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from facts.cli.options import DATA, option
 
 log = logging.getLogger(__name__)
 
+ERROR = "_standard_error"
 FAR_IN_INT8 = 0.1  # relative squared error of the outputs; that of zeros is 1
 
 
@@ -51,7 +53,17 @@ def evaluate(
     from tabulate import tabulate
 
     from facts.calibration.data import as_batches
-    from facts.cli.inputs import HAS_ITS_OWN, data_of, input_shape, is_saved, load, measured, no_labels, original_of
+    from facts.cli.inputs import (
+        HAS_ITS_OWN,
+        data_of,
+        input_shape,
+        is_saved,
+        load,
+        measured,
+        no_labels,
+        original_of,
+        warn_of_chance,
+    )
     from facts.modules.networks import is_encoder
     from facts.tasks import ImageFolder
 
@@ -71,13 +83,24 @@ def evaluate(
     cost = facts.count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}
     metrics = measured(task, network, original, getattr(torch, precision), held_out) | costs
+    if not is_saved(model):
+        warn_of_chance(metrics, network)
     if as_json:
         # JSON has no infinity.
         known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
         print(json.dumps(known, indent=1))
     else:
-        rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in metrics.items()]
+        rows = [
+            (name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}" + error_of(metrics, name))
+            for name, value in metrics.items()
+            if not name.endswith(ERROR)
+        ]
         print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))
+
+
+def error_of(metrics: Mapping[str, float], name: str) -> str:
+    """Write the standard error of a metric, if it is known."""
+    return f" ± {metrics[name + ERROR]:.2g}" if name + ERROR in metrics else ""
 
 
 def export(

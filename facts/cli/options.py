@@ -3,7 +3,9 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from fnmatch import filter as matching
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,12 +57,19 @@ def models(part: str = "") -> dict[str, list[str]]:
     return {f"{TIMM}{name}": tags for name, tags in found.items()} | {f"{TORCHVISION}{name}": [] for name in others}
 
 
+def one_of(choices: Mapping[str, str], name: str) -> str:
+    """Return a name among the choices. Another one is a usage error that says which is meant."""
+    if name in choices:
+        return name
+    near = "".join(f": did you mean {each}?" for each in get_close_matches(name, choices, 1))
+    raise typer.BadParameter(f"{name!r} is not one of {', '.join(choices)}{near}")
+
+
 def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
     """Split a comma-separated list into its names, each once. An unknown name is a usage error."""
     names = dict.fromkeys(value.strip() for value in values.split(","))
     for name in names:
-        if name not in choices:
-            raise typer.BadParameter(f"{name!r} is not one of {', '.join(choices)}")
+        one_of(choices, name)
     return list(names)
 
 
@@ -114,7 +123,8 @@ def place(panel: str | None, help: str, metavar: str) -> Any:
 def method(choices: Mapping[str, str], text: str) -> Any:
     """An option for one of some methods, which its help explains one per line."""
     explained = "\n\n".join([text, *(f"[bold]{name}[/]: {each}" for name, each in choices.items())])
-    return option(METHOD, explained, metavar="NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
+    known: dict[str, Any] = {"autocompletion": lambda incomplete: completed(incomplete, choices)}
+    return option(METHOD, explained, metavar="NAME", parser=partial(one_of, choices), **known)
 
 
 def several(choices: Mapping[str, str], explanation: str) -> Any:
@@ -193,7 +203,10 @@ Convolutions = Annotated[
 ]
 PartsName = Annotated[
     Literal[*PARTS] | None,  # type: ignore[valid-type]
-    method(PARTS, "What is compressed; default: units,tokens (units for --params), but layers if a method is named."),
+    method(
+        PARTS,
+        "What is compressed; default: units,tokens (units if parameters are bounded), or layers if a method is named.",
+    ),
 ]
 FormName = Annotated[
     Literal[*FORMS] | None,  # type: ignore[valid-type]

@@ -28,7 +28,8 @@ class TestEvaluate:
                 assert found[name] == description["metrics"][name][which]
             assert {name: found[name] for name in ("flops", "params")} == description["summary"]["costs"][cost]
         lines = run("evaluate", folder, *options).stdout.splitlines()
-        assert [line.split()[0] for line in lines] == [*after]
+        assert [line.split()[0] for line in lines] == ["top1", "num_samples", "flops", "params"]
+        assert lines[0].endswith(f"{after['top1']:.4g} ± {after['top1_standard_error']:.2g}")
 
     def test_what_is_infinite_is_null_in_json(self, run, compressed, photos, monkeypatch):
         monkeypatch.setattr(inputs, "measured", lambda *_: {"perplexity": torch.inf})

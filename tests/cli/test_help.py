@@ -74,7 +74,7 @@ def test_commands_options_methods_and_networks_are_completed():
 def test_usage_errors(run):
     network, places = ("timm/test_vit", "--data", "."), ("--out", "vit")
     for command, arguments, message in (
-        ("compress", ("--estimator", "fact"), "'fact' is not one of "),
+        ("compress", ("--estimator", "fact"), ": did you mean facts?"),
         ("compress", ("--recover", 0), "should be greater than or equal to"),
         ("compress", ("--recover", "inf"), "should be less than or equal to 100000"),
         ("compress", ("--seed", -1), "should be greater than or equal to 0"),
