@@ -268,7 +268,7 @@ class Summary:
             return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
         kept = f"{kept}, of {allowed:.1%} allowed"
         if self.method.solution and spent < MOST_SPENT * budget:
-            return f"{kept}: nothing larger that fits was predicted to be closer, which few samples cannot tell well"
+            return f"{kept}: no larger plan that fits is predicted to be closer; more samples may tell"
         return kept
 
 

@@ -116,6 +116,14 @@ def test_images_without_classes_are_all_calibrated_on_and_measured_by_agreement(
     assert "may have calibrated the network: leave out --unseen" in refused.output
 
 
+@pytest.mark.parametrize(("top1", "num_samples", "warned"), [(0.0, 20, 1), (0.0, 19, 0), (60.0, 20, 0)])
+def test_an_accuracy_of_chance_is_warned_of(caplog, top1, num_samples, warned):
+    model = make_model()
+    model.num_classes = 4
+    inputs.warn_of_chance({"top1": top1, "num_samples": num_samples}, model)
+    assert caplog.text.count("are the class folders named as the network's classes?") == warned
+
+
 def test_photos_of_one_class_are_warned_of(run, tmp_path, caplog):
     photos = write_images(tmp_path / "photos", ("cat",))
     (photos / "labels.csv").write_text("file,label\n" + "\n".join(f"cat/{name}.png,1" for name in range(4)))
