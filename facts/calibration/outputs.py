@@ -194,7 +194,7 @@ class Distance:
     @property
     def hardly_varies(self) -> bool:
         """Whether the original's outputs hold so little information that losing it means nothing."""
-        return bool(self.share) and self.mean < LITTLE * self.share
+        return self.share is not None and self.mean < LITTLE * self.share
 
     @property
     def is_too_far(self) -> bool:

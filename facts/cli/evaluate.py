@@ -82,16 +82,17 @@ def evaluate(
         raise ValueError(HAS_ITS_OWN.format(model))
     cost = facts.count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}
-    metrics = measured(task, network, original, getattr(torch, precision), held_out) | costs
+    found = measured(task, network, original, getattr(torch, precision), held_out)
     if not is_saved(model):
-        warn_of_chance(metrics, network)
+        warn_of_chance(found, network)
+    metrics = found | costs
     if as_json:
         # JSON has no infinity.
         known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
         print(json.dumps(known, indent=1))
     else:
         rows = [
-            (name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}" + error_of(metrics, name))
+            (name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}" + error_of(found, name))
             for name, value in metrics.items()
             if not name.endswith(ERROR)
         ]

@@ -78,10 +78,9 @@ def pareto(
             metrics = evaluate(network)
             rows.append(row | {"distance": far, **metrics})
             found = [f"{name} {value:.4g}" for name, value in metrics.items() if not name.endswith(BESIDE)]
-            left = f"{cost.params / summary.before.params:.1%} of the parameters remain"
-            if cost.flops:
-                left = f"{cost.flops / summary.before.flops:.1%} of the FLOPs and {left}"
-            log.info("%s, %s, ratio %g: %s; %s", estimator, search, ratio, ", ".join(found), left)
+            dense = {"FLOPs": (cost.flops, summary.before.flops), "parameters": (cost.params, summary.before.params)}
+            left = [f"{own / whole:.1%} of the {name}" for name, (own, whole) in dense.items() if own and whole]
+            log.info("%s, %s, ratio %g: %s", *method[:2], method[3], ", ".join([*found, *left]))
         if file:
             with replacing(Path(file)) as path:
                 pd.DataFrame(rows).to_csv(path, index=False)

@@ -176,11 +176,13 @@ def test_refusals(run, photos, tmp_path, monkeypatch, network, options, message)
 
 
 @pytest.mark.system
-def test_table_and_plot(run, photos, tmp_path):
+def test_table_and_plot(run, photos, tmp_path, caplog):
     some = ("--estimators", "pela", "--searches", "memvit,uniform", "--ratios", "0.4,0.6")
     result = run("pareto", *VIT, "--data", photos, *some, "--out", tmp_path)
     points = pd.read_csv(tmp_path / "pareto.csv")
     assert list(points.search) == ["original", "memvit", "memvit", "uniform", "uniform"]
+    lines = [message for message in caplog.messages if " of the FLOPs, " in message]
+    assert len(lines) == 5 and lines[0].startswith("original, original, ratio 1: top1 ")
     assert points.flops[1] < points.flops[2] < points.flops[0] and points.top1.between(0, 100).all()
     with Image.open(tmp_path / "pareto.png") as picture:
         assert picture.width > 800
