@@ -18,6 +18,7 @@ from facts.parts import Plan
 from facts.search.base import AllocationProblem, Search
 
 NUM_SHOWN = 3  # skipped layers that are named for each reason
+MOST_SPENT = 0.9  # of a budget; what remains of less needs a reason
 KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens", "layers low-rank": "ranks"}
 
 
@@ -25,8 +26,9 @@ KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens",
 class RecoverySummary:
     """Mean distance of the outputs from the original's on held-out samples, before and after a recovery.
 
-    The network was trained on `num_samples` others. `seconds` includes the `seconds_before` of an interrupted run. The
-    distances are None if there were too few samples to hold some out.
+    The network was trained on `num_samples` others, and `num_to_choose` more chose the best epoch (0: unknown).
+    `seconds` includes the `seconds_before` of an interrupted run. The distances are None if there were too few samples
+    to hold some out, which are `num_held_back`.
     """
 
     before: float | None
@@ -36,6 +38,7 @@ class RecoverySummary:
     epochs: int
     seconds: float
     seconds_before: float = 0.0
+    num_to_choose: int = 0
 
     @property
     def gained_nothing(self) -> bool:
@@ -45,17 +48,16 @@ class RecoverySummary:
     def __str__(self) -> str:
         earlier = f", {self.seconds_before / 60:.1f} of them in an earlier run" if self.seconds_before else ""
         taken = f"{self.seconds / 60:.1f} min" if self.seconds >= 60 else f"{self.seconds:.0f} s"
-        text = f"recovered from {self.num_samples:,} samples in {taken}{earlier}"
+        chosen = f", the best epoch chosen by {self.num_to_choose:,} others" if self.num_to_choose else ""
+        text = f"recovered from {self.num_samples:,} samples in {taken}{earlier}{chosen}"
         if self.before is None or self.after is None:
             return f"{text}; too few samples to hold some out and measure the gain"
         if self.gained_nothing:
             text = text.replace("recovered", "nothing gained")
         if self.before == self.after:
             return f"{text}: no epoch came closer to the original, so no weight is changed"
-        return (
-            f"{text}: mean distance from the original {self.before:.4g} before, {self.after:.4g} after, on the "
-            f"{self.num_held_back:,} others that chose the best epoch"
-        )
+        far = f"{self.before:.4g} before, {self.after:.4g} after"
+        return f"{text}: mean distance from the original {far}, on {self.num_held_back:,} held-out samples"
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,9 @@ class Summary:
             lines.append(str(self.recovery))
         if self.distance:
             lines.append(str(self.distance))
+        elif self.quality.predicted is not None:
+            far = f"{self.quality.predicted:.4g}, but a measured one can be several times as large"
+            lines.append(f"predicted mean distance of the outputs from the original's: {far}")
         if self.is_far:
             lines.append(f"the outputs are far off: {self.advice}")
         seconds = [f"{stage} {seconds:.1f} s" for stage, seconds in self.method.seconds.items() if seconds >= 0.05]
@@ -261,7 +266,10 @@ class Summary:
         kept = f"the compressed parts keep {allowed * spent / budget:.1%} of their {what}"
         if error is not None:
             return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
-        return f"{kept}, of {allowed:.1%} allowed"
+        kept = f"{kept}, of {allowed:.1%} allowed"
+        if self.method.solution and spent < MOST_SPENT * budget:
+            return f"{kept}: no larger plan that fits is predicted to be closer; more samples may tell"
+        return kept
 
 
 @dataclass(frozen=True, repr=False)
@@ -296,6 +304,8 @@ class CompressionResult:
         alike = defaultdict(list)
         for name, reason in self.skipped.items():
             alike["compressed as layers" if name in self.plan else "left dense", reason].append(name)
+        if kept := [name for name, rank in self.plan.items() if rank is None and any(self.plan.values())]:
+            alike["left whole", "others lose less"] = kept
         for (outcome, reason), names in alike.items():
             shown = ", ".join(names[:NUM_SHOWN])
             others = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""

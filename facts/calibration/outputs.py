@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 TOO_FAR = 0.2  # a share; a ViT-Tiny lost 14 points of accuracy at a share of 0.13, and 41 points at 0.38
 FEW = 8  # samples; with fewer the standard error is itself a guess
+LITTLE = 1e-3  # nats per sample: an untrained network's outputs held 3e-4
 LEAST_INFORMATION = 1e-9  # nats per sample: a hundred times what rounding logits to float32 adds
 
 
@@ -97,7 +98,7 @@ def refuse_unfit_network(model: nn.Module) -> None:
 
 
 def refuse_unfit_functions(
-    model: nn.Module, outputs: Any, targets: Any, loss: Loss | None, output_error: OutputError
+    model: nn.Module, inputs: Any, outputs: Any, targets: Any, loss: Loss | None, output_error: OutputError
 ) -> None:
     """Raises `ValueError` if `output_error` cannot compare outputs of the first sample, or if `loss` is a mean."""
     with torch.no_grad():
@@ -110,7 +111,9 @@ def refuse_unfit_functions(
                 "output_error=), a function of the original's and the changed outputs, summed over samples"
             ) from error
         if not math.isfinite(itself):
-            raise ValueError(f"the first outputs have an error of {itself} from themselves: check that they are finite")
+            unfit = any(isinstance(leaf, Tensor) and not leaf.isfinite().all() for leaf in tree_leaves(inputs))
+            cause = "the inputs hold NaN or infinity, leave such samples out" if unfit else "check that they are finite"
+            raise ValueError(f"the first outputs have an error of {itself} from themselves: {cause}")
         if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
             target = to_device(targets[:1], outputs.device)
             losses = [loss(torch.cat([outputs] * n), torch.cat([target] * n)) for n in (1, 2)]
@@ -189,14 +192,21 @@ class Distance:
     standard_error: float | None = None
 
     @property
+    def hardly_varies(self) -> bool:
+        """Whether the original's outputs hold so little information that losing it means nothing."""
+        return self.share is not None and self.mean < LITTLE * self.share
+
+    @property
     def is_too_far(self) -> bool:
         """Whether the budget is too small for the network, as far as the distance shows."""
-        return self.num_samples >= FEW and self.share is not None and not self.share <= TOO_FAR  # also true for NaN
+        is_far = self.share is not None and not self.share <= TOO_FAR  # also true for NaN
+        return is_far and self.num_samples >= FEW and not self.hardly_varies
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
         on, far = f"on {self.num_samples:,} held-out samples", f"mean distance {self.mean:.4g}{error}"
         few = "; too few samples to tell" if self.num_samples < FEW else ""
+        few += "; the original's own outputs hardly vary: is it trained?" if self.hardly_varies else ""
         if self.share is None:
             return f"{on}, the outputs have a {far} from the original's{few}"
         if not self.share <= 1:  # also true for NaN

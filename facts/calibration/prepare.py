@@ -101,7 +101,7 @@ def prepare(
     if given is not None:
         if chosen_loss is summed_cross_entropy:
             refuse_ignored_labels(given, probe.outputs)
-        refuse_unfit_functions(model, probe.outputs, targets, loss if own_loss else None, output_error)
+        refuse_unfit_functions(model, inputs, probe.outputs, targets, loss if own_loss else None, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     if may_miss:
         selection = selection.without(_unused(selection, probe, chosen_loss, targets, execution.precision), NOT_REACHED)

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from facts.cli.compress import compress, cut, pareto, push, recover
 from facts.cli.evaluate import benchmark, evaluate, export
 from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, models
+from facts.utils.progress import in_lines
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def main(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say also what was predicted.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print what was predicted.")] = False,
 ) -> None:
     """Make a pretrained network smaller: a network, some data and a budget in, a smaller network out.
 
@@ -117,8 +118,12 @@ def main(
     key complete commands, options and names of networks.
     """
     return_freed_memory()
-    handler = RichHandler(console=Console(file=sys.stderr), show_time=False, show_path=False)
-    logging.basicConfig(format="%(message)s", handlers=[handler])
+    if (console := Console(stderr=True)).is_terminal:
+        handler = RichHandler(console=console, show_time=False, show_path=False)
+        logging.basicConfig(format="%(message)s", handlers=[handler])
+    else:  # Rich would break and pad lines, which `grep` then misses
+        logging.basicConfig(format="%(levelname)-8s %(message)s", stream=sys.stderr)
+        ctx.with_resource(in_lines(f"facts {ctx.invoked_subcommand}"))
     logging.getLogger("facts").setLevel(logging.DEBUG if verbose else logging.INFO)
     lists_methods = ctx.invoked_subcommand == "list" and "models" not in ctx.obj
     if "--help" not in ctx.obj and not lists_methods:

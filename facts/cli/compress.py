@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import torch
 
 
+COSTS_SHOWN = {"flops": ("GFLOPs", 1e9), "params": ("parameters [M]", 1e6), "latency_ms": ("latency [ms]", 1.0)}
+METRICS_SHOWN = {"top1": "top-1 accuracy [%]", "agreement": "agreement with the original [%]"}
+
+
 def compress(
     model: options.Model,
     data: options.Images,
@@ -76,13 +80,12 @@ def compress(
     from facts.compression.comparison import rounded
     from facts.compression.compress import default_parts
     from facts.finetuning.recovery import TOO_FEW
-    from facts.saving.save import target_folder, write_metrics
+    from facts.saving.save import write_metrics
     from facts.utils import batches
     from facts.utils.files import ScratchFolder
     from facts.utils.progress import stopwatch
 
-    target_folder(out, keep=False)
-    _refuse_cache_within(out, cache)
+    _check_target(out, cache)
     if elastic:
         _refuse_one_network(search, recover)
     rounds = () if elastic else None
@@ -125,7 +128,9 @@ def compress(
             if not elastic:
                 write_metrics(out, metrics)
         except (KeyboardInterrupt, OSError, RuntimeError, ValueError) as error:  # the network is saved and complete
-            print(f"not evaluated ({str(error) or 'interrupted'}): try `facts evaluate {out} --data {data} --unseen`")
+            unseen = "" if getattr(task, "whole", True) else " --unseen"  # a text has no unseen part either
+            again = f"facts evaluate {out} --data {evaluation_text or data}{unseen}"
+            print(f"not evaluated ({str(error) or 'interrupted'}): try `{again}`")
     warn_if_nothing_gained(result)
 
 
@@ -157,7 +162,13 @@ def warn_if_nothing_gained(result: "facts.CompressionResult") -> None:
         log.warning("recovery gained nothing on the held-out samples: give it more minutes or images")
 
 
-def _refuse_cache_within(out: Path, cache: Path | None) -> None:
+def _check_target(out: Path, cache: Path | None = None) -> None:
+    """Say if an older result will be replaced. Raises `OSError` or `ValueError` for a folder that cannot be used."""
+    from facts.saving.manifest import MANIFEST
+    from facts.saving.save import target_folder
+
+    if (target_folder(out, keep=False) / MANIFEST).exists():
+        log.warning("%s holds an older result, which will be replaced", out)
     if cache and at_home(cache).resolve().is_relative_to(at_home(out).resolve()):
         raise ValueError(f"--cache {cache} lies in --out {out}, which holds one network alone: give another folder")
 
@@ -240,7 +251,10 @@ def _draw(points: "pandas.DataFrame", column: str, metric: str, bars: str | None
     """Plot a metric against a cost, one curve per method and a point for the original, which comes first."""
     from facts.utils.files import replacing
 
-    look: dict[str, Any] = {"x": column, "y": metric, "yerr": bars, "capsize": 3, "ylabel": metric, "marker": "o"}
+    xlabel, unit = COSTS_SHOWN[column]
+    points = points.assign(**{column: points[column] / unit})
+    look: dict[str, Any] = {"x": column, "y": metric, "yerr": bars, "capsize": 3, "marker": "o"}
+    look |= {"xlabel": xlabel, "ylabel": METRICS_SHOWN.get(metric, metric)}
     axes = points[:1].plot(**look, color="black", label="original", figsize=(6, 4))
     for method, own in points[1:].groupby(["estimator", "search"], sort=False):
         own.sort_values(column).plot(**look, label=", ".join(method), ax=axes)
@@ -268,11 +282,10 @@ def cut(
 
     from facts.compression.comparison import rounded
     from facts.modules.networks import HALF
-    from facts.saving.save import target_folder
     from facts.search.budget import DEFAULT_RATIO
     from facts.utils.progress import progress_of
 
-    target_folder(out, keep=False)
+    _check_target(out)
     if out.resolve() == Path(folder).resolve():
         raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
     if all(each is None for each in (ratio, flops, params, latency_ms)):
@@ -312,10 +325,8 @@ def recover(
     """
     from facts.cli.inputs import load_result, original_of, task_of
     from facts.compression.comparison import rounded
-    from facts.saving.save import target_folder
 
-    target_folder(out, keep=False)
-    _refuse_cache_within(out, cache)
+    _check_target(out, cache)
     result, dtype = load_result(folder)
     original = original_of(result.model, weights, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}

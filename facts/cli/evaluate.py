@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from facts.cli.options import DATA, option
 
 log = logging.getLogger(__name__)
 
+ERROR = "_standard_error"
 FAR_IN_INT8 = 0.1  # relative squared error of the outputs; that of zeros is 1
 
 
@@ -51,7 +53,17 @@ def evaluate(
     from tabulate import tabulate
 
     from facts.calibration.data import as_batches
-    from facts.cli.inputs import HAS_ITS_OWN, data_of, input_shape, is_saved, load, measured, no_labels, original_of
+    from facts.cli.inputs import (
+        HAS_ITS_OWN,
+        data_of,
+        input_shape,
+        is_saved,
+        load,
+        measured,
+        no_labels,
+        original_of,
+        warn_of_chance,
+    )
     from facts.modules.networks import is_encoder
     from facts.tasks import ImageFolder
 
@@ -70,21 +82,35 @@ def evaluate(
         raise ValueError(HAS_ITS_OWN.format(model))
     cost = facts.count_cost(network, input_shape(network, sequence_length))
     costs = {"flops": cost.flops, "params": cost.params}
-    metrics = measured(task, network, original, getattr(torch, precision), held_out) | costs
+    found = measured(task, network, original, getattr(torch, precision), held_out)
+    if not is_saved(model):
+        warn_of_chance(found, network)
+    metrics = found | costs
     if as_json:
         # JSON has no infinity.
         known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
         print(json.dumps(known, indent=1))
     else:
-        rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in metrics.items()]
+        rows = [
+            (name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}" + error_of(found, name))
+            for name, value in metrics.items()
+            if not name.endswith(ERROR)
+        ]
         print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))
+
+
+def error_of(metrics: Mapping[str, float], name: str) -> str:
+    """Write the standard error of a metric, if it is known."""
+    return f" ± {metrics[name + ERROR]:.2g}" if name + ERROR in metrics else ""
 
 
 def export(
     folder: options.Folder,
     out: Annotated[Path, options.place(None, "The file: .onnx, .xml for OpenVINO, .pt2 for PyTorch.", "FILE")],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
-    data: Annotated[str | None, option(DATA, "For --int8: images to calibrate it.", metavar="FOLDER")] = None,
+    data: Annotated[
+        str | None, option(DATA, "For --int8: images to calibrate it.", metavar="FOLDER", callback=options.existing)
+    ] = None,
     sequence_length: options.SequenceLength = None,
 ) -> None:
     """Write a compressed network as ONNX, for OpenVINO, or for PyTorch (pt2).
@@ -99,14 +125,13 @@ def export(
     """
     from facts.cli.inputs import batch_of, data_of, input_shape, load_result
     from facts.modules.networks import reads_tokens
-    from facts.saving.export import import_openvino, refuse_without_onnx
+    from facts.saving.export import import_openvino, refuse_other_endings, refuse_without_onnx
     from facts.utils.files import writable_folder
     from facts.utils.progress import progress_of
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
-    if out.suffix not in (".onnx", ".xml", ".pt2"):
-        raise ValueError(f"{out} has none of the endings .onnx, .xml and .pt2, which choose the format: give it one")
+    refuse_other_endings(out, ".onnx", ".xml", ".pt2")
     writable_folder(out.parent, keep=False)
     if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
@@ -141,7 +166,9 @@ def benchmark(
     runtime: Annotated[
         list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')
     ] = None,
-    data: Annotated[str | None, option(DATA, "Images to calibrate int8.", metavar="FOLDER")] = None,
+    data: Annotated[
+        str | None, option(DATA, "Images to calibrate int8.", metavar="FOLDER", callback=options.existing)
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
     sequence_length: options.SequenceLength = None,
     device: options.Device = None,

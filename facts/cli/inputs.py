@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -197,6 +198,7 @@ def _device(name: str | None) -> torch.device:
         raise ValueError(f"there is no device {name!r} here ({first_line(error)})") from error
 
 
+LEAST_JUDGED = 20  # samples, before an accuracy is called chance
 FEW = 200  # images to calibrate on
 Data = ImageFolder | Corpus
 
@@ -309,10 +311,18 @@ def measured(
     return found | {"num_samples": len(samples)}
 
 
+def warn_of_chance(metrics: dict[str, float], original: nn.Module) -> None:
+    """Warn if a classifier as it was given is no better than chance on its labels."""
+    chance = 100 / (num_classes(original) or math.inf)
+    if metrics["num_samples"] >= LEAST_JUDGED and metrics.get("top1", 100) <= chance:
+        log.warning("the original's accuracy is that of chance: are the class folders named as the network's classes?")
+
+
 def compared(task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype) -> Metrics:
     """Measure both networks, print a table, and return the metrics of each."""
     networks = original, result.model
     before, after = (measured(task, each, original, precision, result.held_out) for each in networks)
+    warn_of_chance(before, original)
     count = f"{before.pop('num_samples'):,} samples"
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]

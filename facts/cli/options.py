@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from difflib import get_close_matches
 from fnmatch import filter as matching
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from facts.utils.options import describe_methods
+from facts.utils.options import describe_methods, meant
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128
@@ -54,12 +57,19 @@ def models(part: str = "") -> dict[str, list[str]]:
     return {f"{TIMM}{name}": tags for name, tags in found.items()} | {f"{TORCHVISION}{name}": [] for name in others}
 
 
+def one_of(choices: Mapping[str, str], name: str) -> str:
+    """Return a name among the choices. Another one is a usage error that says which is meant."""
+    if name in choices:
+        return name
+    near = "".join(f": did you mean {each}?" for each in get_close_matches(name, choices, 1))
+    raise typer.BadParameter(f"{name!r} is not one of {', '.join(choices)}{near}")
+
+
 def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
     """Split a comma-separated list into its names, each once. An unknown name is a usage error."""
     names = dict.fromkeys(value.strip() for value in values.split(","))
     for name in names:
-        if name not in choices:
-            raise typer.BadParameter(f"{name!r} is not one of {', '.join(choices)}")
+        one_of(choices, name)
     return list(names)
 
 
@@ -69,11 +79,11 @@ def numbers_of(values: str) -> list[float]:
 
 
 def fraction_of(value: str) -> float:
-    """Read a fraction. Anything else, such as a percentage, is a usage error that says what to write."""
-    try:
-        return float(value)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}: write a fraction, such as 0.5 for 50%") from error
+    """Read a fraction in (0, 1]. Anything else, such as a percentage, is a usage error that says what to write."""
+    with suppress(ValueError):
+        if 0 < (fraction := float(value)) <= 1:
+            return fraction
+    raise typer.BadParameter(f"{value} is no fraction in (0, 1]{meant(value) or ': write one, such as 0.5 for 50%'}")
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -87,6 +97,15 @@ def at_home(value: Any) -> Any:
     if isinstance(value, list):
         return [*map(at_home, value)]
     return value and type(value)(os.path.expanduser(value))
+
+
+def existing(value: str | None) -> str | None:
+    """Expand `~` in the name of data. Raises `FileNotFoundError`, before PyTorch is loaded, if there are none."""
+    from facts.utils.hub import HUB
+
+    if value and not value.startswith(HUB) and not os.path.exists(at_home(value)):
+        raise FileNotFoundError(f"there is no file or folder {value}: name one with data, or {HUB}OWNER/DATASET")
+    return at_home(value)
 
 
 def argument(metavar: str, help: str, **settings: Any) -> Any:
@@ -104,7 +123,8 @@ def place(panel: str | None, help: str, metavar: str) -> Any:
 def method(choices: Mapping[str, str], text: str) -> Any:
     """An option for one of some methods, which its help explains one per line."""
     explained = "\n\n".join([text, *(f"[bold]{name}[/]: {each}" for name, each in choices.items())])
-    return option(METHOD, explained, metavar="NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
+    known: dict[str, Any] = {"autocompletion": lambda incomplete: completed(incomplete, choices)}
+    return option(METHOD, explained, metavar="NAME", parser=partial(one_of, choices), **known)
 
 
 def several(choices: Mapping[str, str], explanation: str) -> Any:
@@ -155,10 +175,12 @@ Images = Annotated[
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",
+        callback=existing,
     ),
 ]
 EvaluationText = Annotated[
-    str | None, option(DATA, "For language models: the text to measure perplexity on.", metavar="TEXT")
+    str | None,
+    option(DATA, "For language models: the text to measure perplexity on.", metavar="TEXT", callback=existing),
 ]
 NumCalibration = Annotated[
     int | None, option(DATA, "Images or windows to calibrate on; default: up to 512 or 256.", min=1)
@@ -181,7 +203,10 @@ Convolutions = Annotated[
 ]
 PartsName = Annotated[
     Literal[*PARTS] | None,  # type: ignore[valid-type]
-    method(PARTS, "What is compressed; default: units,tokens (units for --params), but layers if a method is named."),
+    method(
+        PARTS,
+        "What is compressed; default: units,tokens (units if parameters are bounded), or layers if a method is named.",
+    ),
 ]
 FormName = Annotated[
     Literal[*FORMS] | None,  # type: ignore[valid-type]

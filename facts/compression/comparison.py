@@ -87,5 +87,8 @@ def rounded(result: CompressionResult, dtype: torch.dtype, original: torch.dtype
     before = result.summary.costs.sizes[0] if result.original is None else Size.of(result.original, original or dtype)
     sizes = before, Size.of(model, dtype)
     result, summary = replace(result, model=model), result.summary
-    quality = replace(summary.quality, distance=compared(result, torch.float32))
+    quality = summary.quality
+    if found := quality.distance and compared(result, torch.float32):
+        course = quality.recovery and replace(quality.recovery, after=found.mean)
+        quality = replace(quality, distance=found, recovery=course)
     return replace(result, summary=replace(summary, costs=replace(summary.costs, sizes=sizes), quality=quality))

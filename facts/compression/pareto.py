@@ -21,6 +21,7 @@ from facts.utils.options import by_name, needing
 with needing("experiments", "a comparison"):
     import pandas as pd
 
+BESIDE = ("_standard_error", "num_samples")  # columns that no line of progress needs
 log = logging.getLogger(__name__)
 
 
@@ -74,8 +75,12 @@ def pareto(
         for *method, cost, which, far, network in [point] if rows else [original, point]:
             row = dict(zip(("estimator", "search", "form", "ratio"), method, strict=True))
             row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.costs.latency[which]}
-            rows.append(row | {"distance": far, **evaluate(network)})
-            log.info(", ".join(f"{name} {value}" for name, value in rows[-1].items()))
+            metrics = evaluate(network)
+            rows.append(row | {"distance": far, **metrics})
+            found = [f"{name} {value:.4g}" for name, value in metrics.items() if not name.endswith(BESIDE)]
+            dense = {"FLOPs": (cost.flops, summary.before.flops), "parameters": (cost.params, summary.before.params)}
+            left = [f"{own / whole:.1%} of the {name}" for name, (own, whole) in dense.items() if own and whole]
+            log.info("%s, %s, ratio %g: %s", *method[:2], method[3], ", ".join([*found, *left]))
         if file:
             with replacing(Path(file)) as path:
                 pd.DataFrame(rows).to_csv(path, index=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import itemgetter
 from statistics import median, quantiles
 from typing import Annotated, Any, Self
 
@@ -63,7 +64,7 @@ class TimingPolicy:
 
     def times(self, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
         """Time each function in turns, with torch's current number of threads; a GPU is synchronised."""
-        for call in with_progress([*functions.values()] * self.num_warmups, "warming up"):
+        for _, call in with_progress([*functions.items()] * self.num_warmups, "warming up", itemgetter(0)):
             call()
         turns = [
             {name: self._turn(call) for name, call in functions.items()}

@@ -32,6 +32,7 @@ NUM_EPOCHS = 10  # if neither epochs nor minutes are given
 MOST_EPOCHS = 100  # if only minutes are given
 HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 SMALLEST_AREA = 0.5  # fraction of the image that a random crop keeps at least
+LEAST_TO_CHOOSE = 8  # samples that choose the best epoch, if a quarter of the data is that many
 TOO_FEW = "recovery needs at least two samples: some to learn from, others to choose the best epoch"
 ASPECT = 4 / 3  # largest ratio of its sides, before it is clipped to the image
 
@@ -41,9 +42,10 @@ class Recovery(Steps):
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
     A step uses `accumulate` parts of at most `batch_size` samples; the rate falls along a cosine. With `views`, photos
-    are randomly cropped and flipped. `held_back` is the approximate fraction of inputs, at least one part, set aside to
-    choose the best epoch. The `precision` `auto` is bfloat16 if the device is faster with it, otherwise float32. A
-    network in half precision is trained with autocast to its own type, and weights in float32.
+    are randomly cropped and flipped. `held_back` is the approximate fraction of inputs, in whole parts and at least
+    eight if the data allow, set aside to choose the best epoch. The `precision` `auto` is bfloat16 if the device is
+    faster with it, otherwise float32. A network in half precision is trained with autocast to its own type, and weights
+    in float32.
     """
 
     epochs: Count | None = None
@@ -105,6 +107,7 @@ class Recovery(Steps):
             after=after.mean if after else None,
             num_samples=inputs.num_samples,
             num_held_back=after.num_samples if after else 0,
+            num_to_choose=sum(map(batch_size, inputs.held_back)),
             epochs=len(outcome.losses),
             seconds=outcome.seconds,
             seconds_before=outcome.seconds_before,
@@ -128,11 +131,11 @@ def recover(
     `data` is a loader as in `facts.compress`; its samples come in the same order in every epoch, so shuffle them
     beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. The samples
     that `facts.compress` holds out of the same data are held out here too, to measure the distance before and after. A
-    tenth of the others is used to choose the best epoch. `original` is the dense network (default: the one that was
-    compressed; a loaded folder has none). `output_error(original, changed)` is the distance between outputs, summed
-    over samples (default: that of the compression; for a loaded folder, as `facts.prepare` chooses it). `cache` is a
-    folder for checkpoints: if the process is killed, the same call continues; with `epochs`, on a CPU, the result is
-    bit-identical. `options` are the other fields of `facts.Recovery`.
+    tenth of the others, or eight if there are few, is used to choose the best epoch. `original` is the dense network
+    (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the distance
+    between outputs, summed over samples (default: that of the compression; for a loaded folder, as `facts.prepare`
+    chooses it). `cache` is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`,
+    on a CPU, the result is bit-identical. `options` are the other fields of `facts.Recovery`.
 
     Returns a new result with the same cost and plan. Raises `ValueError` for options out of range, without an original,
     for a loss that is not finite, and data that differ from pass to pass; `MemoryError` if memory
@@ -204,32 +207,35 @@ class Inputs:
         self.data, self.output_error, self.views = data, output_error, views
         self.settings = part_size, held_back, views
         self.part_size, self.every = part_size, max(2, round(1 / held_back))
-        self.held_back: list[Any] = []
-        self.keys: dict[int, str] = {}  # hashes of the first part and of the held-back ones, by number
         first = list(islice(self._parts(), 2))
         if len(first) == 1 and has_row_per_sample(first[0]):  # one part to learn from, and one to judge by
             self.part_size = -(-batch_size(first[0]) // 2)
-        sizes: list[int] = []
-        for number, part in enumerate(self._parts()):
-            sizes.append(batch_size(part))
-            if number == 0:
-                self.keys[number] = content_key(part)
-            if self._is_held_back(number):
-                self._hold_back(number, part)
+        sizes = self._divide()
         if len(sizes) < 2:
             raise ValueError(TOO_FEW)
-        if not self.held_back:
-            self.every = len(sizes)
-            self._hold_back(number, part)
+        least = max(1, min(LEAST_TO_CHOOSE, sum(sizes) // 4))
+        if sum(sizes[self.every - 1 :: self.every]) < least:
+            possible = range(min(self.every, len(sizes)), 1, -1)
+            self.every = next((every for every in possible if sum(sizes[every - 1 :: every]) >= least), 2)
+            self._divide()
         self.num_training_parts = len(sizes) - len(self.held_back)
         self.num_samples = sum(sizes) - sum(map(batch_size, self.held_back))
 
+    def _divide(self) -> list[int]:
+        """Keep the parts that are held back. Returns the size of every part."""
+        self.held_back: list[Any] = []
+        self.keys: dict[int, str] = {}  # hashes of the first part and of the held-back ones, by number
+        sizes = []
+        for number, part in enumerate(self._parts()):
+            sizes.append(batch_size(part))
+            if number == 0 or self._is_held_back(number):
+                self.keys[number] = content_key(part)
+            if self._is_held_back(number):
+                self.held_back.append(tree_map_only(Tensor, torch.clone, part))  # a view would keep the whole batch
+        return sizes
+
     def _is_held_back(self, number: int) -> bool:
         return number % self.every == self.every - 1
-
-    def _hold_back(self, number: int, part: Any) -> None:
-        self.held_back.append(tree_map_only(Tensor, torch.clone, part))  # a view would keep the whole batch
-        self.keys[number] = content_key(part)
 
     def content_key(self, model: nn.Module) -> str:
         error = name_of(self.output_error, "output_error")

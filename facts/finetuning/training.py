@@ -123,7 +123,7 @@ class _Training:
     def run(self) -> Outcome:
         state = self.state
         self._resume()
-        with evaluating(self.teacher), ExitStack() as stack, progress_of("finetuning") as show:
+        with evaluating(self.teacher), ExitStack() as stack, progress_of("finetuning steps") as show:
             stack.callback(self.student.train().eval)
             for norm in self.norms:
                 norm.train(self.recipe.train_batch_norm)
@@ -189,7 +189,7 @@ class _Training:
             chosen = [number for number in in_step if number in numbers]
             loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
             self.timed_from = self.timed_from or (self.state.steps, self._seconds())
-            show(self.state.steps, self._known_total, f"loss {loss:.4g}")
+            show(self.state.steps, self._known_total, f"epoch {epoch + 1}, loss {loss:.4g}")
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
                 self._validate()

@@ -3,6 +3,7 @@
 Cutting is the integer program and the decompositions, without any data.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from facts.calibration.calibration import Calibration, Execution
+from facts.calibration.outputs import FEW, Distance
 from facts.cost.count import count_flops
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA
@@ -32,6 +34,8 @@ from facts.search.methods.cors import CoRS
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.programs import MILPSearch
 from facts.utils.files import replacing
+
+log = logging.getLogger(__name__)
 
 SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
 NUM_TURNS = 3  # of a measurement of latency
@@ -95,6 +99,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         curve=curve,
         weights=Manifest.read(folder).fingerprint,
         decompositions=checksum,
+        information=far.mean / far.share if (far := result.summary.distance) and far.share else None,
     )
     with replacing(folder / ELASTIC) as path:
         path.write_text(content.text())
@@ -136,12 +141,18 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
     latency = {}
     if share := problem.bounds.get("latency"):
         latency = {"dense": table.dense, "allowed": share * table.dense, "predicted": table.predicted(plan)}
+    predicted = solution.error if solution and content.curve else None
+    if predicted and content.information:
+        share = predicted / content.information
+        if Distance(predicted, share, FEW).is_too_far:
+            lost = f"{min(1, share):.0%} of the original's information"
+            log.warning("this cut is predicted to lose %s: allow more, or recover it with `facts recover`", lost)
     form = content.form if calibration.single_layers else "plain"
     costs = Costs.of(problem, plan, model, latency)
     summary = Summary(
         replace(costs, sizes=(dense.summary.costs.sizes[0], costs.sizes[1])),
         replace(dense.summary.method, form=form),
-        Quality(predicted=solution.error if solution and content.curve else None),
+        Quality(predicted=predicted),
     )
     return replace(dense, model=model.eval(), plan=plan, summary=summary)
 

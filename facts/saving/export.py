@@ -63,6 +63,7 @@ def export_onnx(
     int8 are no better than zeros.
     """
     refuse_without_onnx()
+    refuse_other_endings(path, ".onnx")
     model, example = on_cpu(compressed, example)
     if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
         raise ValueError(f"ONNX is written in float32, and the network is in {', '.join(other)}: use `model.float()`")
@@ -78,6 +79,12 @@ def export_onnx(
         if samples:
             _quantize(written, samples, staged)
         return checked(model, onnx_call(staged), example, samples)
+
+
+def refuse_other_endings(path: Path | str, *endings: str) -> None:
+    """Raises `ValueError` for a file whose name says that its format is another one."""
+    if Path(path).suffix not in endings:
+        raise ValueError(f"{Path(path).name} does not end in {' or '.join(endings)}, the format: name a file that does")
 
 
 def refuse_without_onnx() -> None:
@@ -102,6 +109,7 @@ def export_program(compressed: CompressionResult | nn.Module, example: Tensor, p
 
     `example` and the comparison of outputs are as in `export_onnx`. Raises `ValueError` if outputs differ.
     """
+    refuse_other_endings(path, ".pt2")
     model, example = on_cpu(compressed, example)
     with without_autocast(example.device), replacing(Path(path)) as staged:
         buffer = io.BytesIO()  # torch's own writer ends the process if the disk is full
@@ -252,8 +260,7 @@ def export_openvino(
     path = Path(path)
     openvino = import_openvino(int8=int8 is not None)
     refuse_without_onnx()
-    if path.suffix != ".xml":
-        raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml, not {path.name}")
+    refuse_other_endings(path, ".xml")
     model, example = on_cpu(compressed, example)
     samples = [] if int8 is None else samples_of(int8, model, example)
     with without_autocast(example.device), replacing(path) as staged, TemporaryDirectory() as temporary:
@@ -352,7 +359,7 @@ def benchmark(
     with TemporaryDirectory() as temporary:
         folders = {name: Path(temporary, str(number)) for number, name in enumerate(networks)}
         calls = dict[str, Call]()
-        for runtime, name in with_progress(list(product(chosen, networks)), "loading in each runtime"):
+        for runtime, name in with_progress(list(product(chosen, networks)), "loading", ": ".join):
             calls[f"{runtime}: {name}"] = loaded(networks[name], runtime, batch, folders[name], int8)
         with torch.cuda.device_of(batch):
             whole, single = (

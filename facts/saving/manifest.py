@@ -103,7 +103,8 @@ class Elastic:
     `errors` are those of each part at the ranks on offer (None for dense); their sum predicts the distance of the
     outputs if there is a `curve`, which holds it at some ratios of the FLOPs. `rows` are the vectors that each part's
     last layer multiplies per sample. `input_shape` is that of one sample, with its batch axis, if it is a tensor, of
-    integers if `reads_integers`. `weights` and `decompositions` are the SHA-256 of both weight files.
+    integers if `reads_integers`. `weights` and `decompositions` are the SHA-256 of both weight files. `information` is
+    the mean in the original's outputs, if it is known.
     """
 
     parts: str
@@ -119,6 +120,7 @@ class Elastic:
     weights: SHA256
     decompositions: SHA256
     described: dict[str, Description] = Field(default_factory=dict)
+    information: Finite | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:

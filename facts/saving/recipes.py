@@ -45,7 +45,7 @@ def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
         recipe = next(filter(None, found), None) if is_transformers(model) else _timm_recipe(result)
     try:
         if recipe is None:
-            raise ValueError(f"no recipe builds this {type(model).__name__}")
+            raise ValueError(f"facts cannot build this {type(model).__name__} by itself from a name and options")
         recipe = recipe.portable()
         recipe.refuse_foreign()
         if _structure(_rebuilt(recipe, result))[1] != _structure(model)[1]:  # as after two compressions

@@ -176,11 +176,12 @@ def _card(folder: Path, source: str) -> str:
 
 def _table(manifest: Manifest, num_bytes: int) -> str:
     before, after, latency = manifest.summary.before, manifest.summary.after, manifest.summary.costs.latency
+    batch = f" of a batch of {latency['samples']:.0f}" if "samples" in latency else ""
     costs = [
         ("FLOPs (G)", before.flops, after.flops, 1e9),
         ("parameters (M)", before.params, after.params, 1e6),
         ("file (MB)", None, num_bytes, 1e6),
-        ("latency (ms)", latency.get("dense"), latency.get("measured"), 1e-3),
+        (f"latency{batch} (ms)", latency.get("dense"), latency.get("measured"), 1e-3),
         *((name, both.get("original"), both.get("compressed"), 1) for name, both in (manifest.metrics or {}).items()),
     ]
     rows = [

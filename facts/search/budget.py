@@ -9,6 +9,7 @@ from typing import Self
 from facts.calibration.calibration import Calibration
 from facts.cost.count import COST_NAMES, CostName
 from facts.cost.timing import LatencyTable
+from facts.utils.options import meant
 
 DEFAULT_RATIO = 0.5
 
@@ -42,7 +43,8 @@ class Budget:
             if cost not in COST_NAMES:
                 raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {cost!r}")
             if not _is_number(ratio) or not 0 < ratio <= 1:
-                raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {ratio!r} for {cost}")
+                wrong = f"must lie in (0, 1], got {ratio!r} for {cost}{meant(ratio)}"
+                raise ValueError(f"ratio is the fraction that remains and {wrong}")
         for name in ("flops", "params", "latency_ms", "error"):
             value = getattr(self, name)
             if value is not None and (not _is_number(value) or not 0 < value < math.inf):

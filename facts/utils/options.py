@@ -25,6 +25,15 @@ Ratio = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+def meant(value: object) -> str:
+    """Suggest the fraction that a percentage, 50 or 50%, stands for; nothing for other values."""
+    try:
+        percent = float(str(value).removesuffix("%"))
+    except ValueError:
+        return ""
+    return f": did you mean {percent / 100:g}?" if 1 < percent <= 100 else ""
+
+
 def first_line(error: Exception) -> str:
     """First line of an error's text, as compilers and libraries write hundreds; its type if it has no text."""
     return next(iter(str(error).splitlines()), repr(error))

@@ -99,7 +99,7 @@ def stopwatch() -> Iterator[dict[str, float]]:
         yield outer.seconds
         return
     display = new_display()
-    with display or nullcontext():
+    with display or in_lines("compression"):
         own = Stopwatch(display)
         token = _current.set(own)
         try:
@@ -118,7 +118,7 @@ def stage(name: str) -> Iterator[None]:
     own.running = name
     own.show(name)
     try:
-        with timed(own.seconds, name), nullcontext() if own.display else _in_lines(name):
+        with timed(own.seconds, name), nullcontext() if own.display else in_lines(name):
             yield
         own.show(name, 1, 1)
     finally:
@@ -157,12 +157,12 @@ Show = Callable[..., None]
 """Shows how much is done: it takes `done`, the `total` (None if unknown) and a `note`."""
 
 
-def with_progress(batches: Iterable[T], what: str) -> Iterator[T]:
-    """Yield the batches, and show how many are done."""
+def with_progress(batches: Iterable[T], what: str, name: Callable[[T], str] = lambda _: "") -> Iterator[T]:
+    """Yield the batches, and show how many are done, and the `name` of the next."""
     total = length_hint(batches) or None
     with progress_of(what) as show:
         for done, batch in enumerate(batches):
-            show(done, total)
+            show(done, total, name(batch))
             yield batch
 
 
@@ -178,7 +178,7 @@ def progress_of(what: str) -> Iterator[Show]:
             row = display.add_task(what, total=None, note="")
             yield lambda done, total, note="": display.update(row, completed=done, total=total, note=note)
     else:
-        with _in_lines(what) as show:
+        with in_lines(what) as show:
             yield show
 
 
@@ -204,7 +204,8 @@ class _Work:
         if self.total and self.done > (self.first or 0):
             each = (self.shown - self.start) / (self.done - (self.first or 0))
             left = each * (self.total - self.done) - (now - self.shown)
-            time_of = f"{timedelta(seconds=round(max(0.0, left)))} left"
+            if round(left) > 0:  # otherwise the rest takes longer than what is done
+                time_of = f"{timedelta(seconds=round(left))} left"
         of_total = f"{self.done} of {self.total}" if self.total else str(self.done or "")
         return f"{self.what}: {', '.join(filter(None, [of_total, self.note, time_of]))}"
 
@@ -213,8 +214,8 @@ _in_progress: list[_Work] = []  # the outermost first, whose clock counts; lines
 
 
 @contextmanager
-def _in_lines(what: str) -> Iterator[Show]:
-    """Log a line every `SECONDS` while the block runs, however long one step of it takes."""
+def in_lines(what: str) -> Iterator[Show]:
+    """Log a line every `SECONDS` while the block runs, by one clock however many stages are in it."""
     own, is_over = _Work(what, time.monotonic()), Event()
 
     def write() -> None:

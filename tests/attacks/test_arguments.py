@@ -115,6 +115,10 @@ ATTACKS = {
             ("infinite outputs", lambda network, x: network(x) - torch.inf, "have an error of nan from themselves"),
         )
     },
+    "inputs of NaN": (
+        lambda: compress(data=[IMAGES * torch.nan]),
+        "the inputs hold NaN or infinity, leave such samples",
+    ),
     "a pair in place of pairs": (lambda: compress(data=(IMAGES, LABELS)), r"cannot read .* of int64 \[8\] \("),
     "two layers of one weight": (
         lambda: compress(Tied(), layers=["1", "2", "3"], budget=facts.Budget(params=2500)),

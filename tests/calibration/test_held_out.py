@@ -206,8 +206,13 @@ def test_samples_whose_outputs_are_nan_in_the_original_do_not_count(caplog):
 
 
 def test_a_budget_that_is_too_small(caplog):
+    untrained = facts.compress(make_model(), image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM).summary
+    assert untrained.distance.share > 1 and not untrained.is_far and "hardly vary: is it trained?" in str(untrained)
+    model = make_model()
+    for parameter in model.parameters():
+        parameter.data *= 4
     with caplog.at_level(logging.WARNING):
-        result = facts.compress(make_model(), image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM)
+        result = facts.compress(model, image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM)
     assert result.summary.distance.is_too_far
     options = (
         "try the form pivoted, the parts units and tokens, the search cors_fisher, ten minutes of recovery, "

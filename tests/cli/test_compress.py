@@ -74,7 +74,8 @@ def test_a_result_is_saved_before_an_evaluation_that_fails(run, photos, tmp_path
     monkeypatch.setattr(inputs, "measured", fail)
     result = run("compress", *VIT, *QUICK, "--data", photos, "--out", tmp_path / "vit")
     assert f"saved to {tmp_path / 'vit'}" in result.output
-    assert f"not evaluated ({str(error) or 'interrupted'}): try `facts evaluate" in result.output
+    advice = f"try `facts evaluate {tmp_path / 'vit'} --data {photos} --unseen`"
+    assert f"not evaluated ({str(error) or 'interrupted'}): {advice}" in result.output
     assert facts.load_compressed(tmp_path / "vit").plan
 
 
@@ -115,6 +116,14 @@ def test_images_without_classes_are_all_calibrated_on_and_measured_by_agreement(
     assert "may have calibrated the network: leave out --unseen" in refused.output
 
 
+@pytest.mark.parametrize(("top1", "num_samples", "warned"), [(0.0, 20, 1), (0.0, 19, 0), (60.0, 20, 0)])
+def test_an_accuracy_of_chance_is_warned_of(caplog, top1, num_samples, warned):
+    model = make_model()
+    model.num_classes = 4
+    inputs.warn_of_chance({"top1": top1, "num_samples": num_samples}, model)
+    assert caplog.text.count("are the class folders named as the network's classes?") == warned
+
+
 def test_photos_of_one_class_are_warned_of(run, tmp_path, caplog):
     photos = write_images(tmp_path / "photos", ("cat",))
     (photos / "labels.csv").write_text("file,label\n" + "\n".join(f"cat/{name}.png,1" for name in range(4)))
@@ -153,7 +162,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
         (["timm/test_vit", "--weights", "nowhere.safetensors"], [], "no checkpoint 'nowhere.safetensors'"),
         (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm and torchvision"),
         (VIT, ["--recover", "1", "--num-calibration", "1"], "recovery needs at least two samples"),
-        (VIT, ["--data", "nowhere"], "give one that holds a folder of images for each class"),
+        (VIT, ["--data", "nowhere"], "there is no file or folder nowhere: name one with data, or hub:OWNER/DATASET"),
         (VIT, ["--out", "."], "holds something other than a compressed network: give a new or empty folder"),
         (VIT, ["--out", "love.txt"], "cannot write to the folder"),
         (VIT, ["--cache", "vit/cache"], "--cache vit/cache lies in --out vit, which holds one network alone"),
@@ -167,11 +176,13 @@ def test_refusals(run, photos, tmp_path, monkeypatch, network, options, message)
 
 
 @pytest.mark.system
-def test_table_and_plot(run, photos, tmp_path):
+def test_table_and_plot(run, photos, tmp_path, caplog):
     some = ("--estimators", "pela", "--searches", "memvit,uniform", "--ratios", "0.4,0.6")
     result = run("pareto", *VIT, "--data", photos, *some, "--out", tmp_path)
     points = pd.read_csv(tmp_path / "pareto.csv")
     assert list(points.search) == ["original", "memvit", "memvit", "uniform", "uniform"]
+    lines = [message for message in caplog.messages if " of the FLOPs, " in message]
+    assert len(lines) == 5 and lines[0].startswith("original, original, ratio 1: top1 ")
     assert points.flops[1] < points.flops[2] < points.flops[0] and points.top1.between(0, 100).all()
     with Image.open(tmp_path / "pareto.png") as picture:
         assert picture.width > 800

@@ -72,16 +72,18 @@ def test_commands_options_methods_and_networks_are_completed():
 
 
 def test_usage_errors(run):
-    network, places = ("timm/test_vit", "--data", "photos"), ("--out", "vit")
+    network, places = ("timm/test_vit", "--data", "."), ("--out", "vit")
     for command, arguments, message in (
-        ("compress", ("--estimator", "fact"), "'fact' is not one of "),
+        ("compress", ("--estimator", "fact"), ": did you mean facts?"),
         ("compress", ("--recover", 0), "should be greater than or equal to"),
         ("compress", ("--recover", "inf"), "should be less than or equal to 100000"),
         ("compress", ("--seed", -1), "should be greater than or equal to 0"),
         ("compress", ("--num-workers", 100_000), "should be less than or equal to 128"),
         ("pareto", ("--estimators", "facts,fact"), "'fact' is not one of "),
-        ("pareto", ("--ratios", "0.3,half"), "to float: 'half': write a fraction, such as 0.5"),
-        ("compress", ("--ratio", "50%"), "write a fraction, such as 0.5 for 50%"),
+        ("pareto", ("--ratios", "0.3,half"), "half is no fraction in (0, 1]: write one, such as 0.5"),
+        ("compress", ("--ratio", "50%"), "50% is no fraction in (0, 1]: did you mean 0.5?"),
+        ("compress", ("--ratio", "50"), "50 is no fraction in (0, 1]: did you mean 0.5?"),
+        ("compress", ("--ratio", "0"), "0 is no fraction in (0, 1]: write one, such as 0.5"),
     ):
         assert message in run(command, *network, *places, *arguments, code=2).output
 

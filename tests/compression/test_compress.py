@@ -261,3 +261,15 @@ def test_of_two_that_decompose_at_once_the_second_waits(tmp_path, monkeypatch):
     for name in LAYERS:
         assert torch.equal(first[name].left, second[name].left)
         assert torch.equal(first[name].energies, second[name].energies)
+
+
+def test_every_layer_is_accounted_for_and_so_is_a_budget_that_is_left():
+    """Three samples give a layer of 256 outputs no use for a rank above 24, so that another can stay dense."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    result = facts.compress(network, [torch.randn(3, 64)], ratio=0.5, layers=["0", "2"])
+    text = str(result)
+    assert result.plan["0"] is None and "left whole: 0 (others lose less)" in text
+    costs = result.summary.costs
+    kept = costs.spent["flops"] / costs.budget["flops"]
+    assert kept < 0.9 and "no larger plan that fits is predicted to be closer; more samples may tell" in text

@@ -11,6 +11,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resized_crop
 
 import facts
+from facts.compression.comparison import rounded
 from facts.finetuning import Finetuning, Recovery, training
 from facts.finetuning import recovery as views
 from facts.finetuning.recovery import Inputs, random_views
@@ -65,9 +66,16 @@ def test_it_comes_closer_to_the_original_at_the_same_cost(form):
     assert [each.requires_grad for each in recovered.model.head.parameters()] == [False, False]
     assert sum(each.requires_grad for each in recovered.model.parameters()) > 10
     course = recovered.summary.recovery
-    assert course.after < course.before and (course.num_samples, course.num_held_back) == (54, 20)
+    assert course.after < course.before and (course.num_samples, course.num_to_choose, course.num_held_back) == (
+        51,
+        9,
+        20,
+    )
     assert recovered.summary.method.seconds["recovery"] == course.seconds > 0
     assert f"{course.before:.4g} before, {course.after:.4g} after" in str(recovered)
+    assert "chosen by 9 others" in str(recovered)
+    half = rounded(recovered, torch.float16).summary
+    assert half.recovery.after == half.distance.mean != course.after
     assert same_weights(result.model, before) and same_weights(dense, original())
 
 
@@ -129,6 +137,8 @@ def test_what_is_held_back_is_not_trained_on():
     assert torch.cat([part for part, _ in inputs.training(None, 0)[1::2]]).equal(torch.cat([parts[1], parts[4]]))
     one = Inputs(batches[:1], kl_divergence, 32, 0.1, views=False)
     assert [len(part) for part in one.held_back] == [2] and one.num_samples == 3
+    uneven = Inputs([(torch.rand(size, 3), None) for size in (48, 1)], kl_divergence, 16, 0.1, views=False)
+    assert [len(part) for part in uneven.held_back] == [16] and uneven.num_samples == 33  # not the last one alone
     with pytest.raises(ValueError, match="at least two samples"):  # it cannot be divided
         Inputs([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], kl_divergence, 2, 0.1, False)
     with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
@@ -180,16 +190,16 @@ def test_the_time_is_bounded(clock, rates, tmp_path):
 
 
 def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
-    """The data are read to be divided, surveyed and hashed, then once an epoch, which has 18 steps."""
+    """The data are read to be divided (twice), surveyed and hashed, then once an epoch, which has 17 steps."""
     result, expected = compressed(), recovered()
-    for at, num_done in ((37, 0), (49, 20)):
+    for at, num_done in ((47, 0), (59, 20)):
         cache = tmp_path / str(at)
         with pytest.raises(KeyboardInterrupt):
             facts.recover(result, Watched(image_batches(SIZES), Reads(at, interrupt)), cache=cache, **RECIPE)
         assert len(rates) >= num_done
         rates.clear()
         again = facts.recover(result, image_batches(SIZES), cache=cache, **RECIPE)
-        assert len(rates) == 54 - num_done
+        assert len(rates) == 51 - num_done
         assert same_weights(again.model, expected.model)
         assert again.summary.recovery.after == expected.summary.recovery.after
         rates.clear()

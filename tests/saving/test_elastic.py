@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import facts
+from facts.calibration import outputs
 from facts.models.weights import sha256
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC
 from tests.networks import image_batches, make_causal_lm, same_weights
@@ -83,6 +84,17 @@ def test_a_latency_is_measured_here(result, saved):
     assert 0 < cut.summary.costs.latency["predicted"] <= 1000
     with pytest.raises(ValueError, match="cannot be met"):
         facts.load_compressed(saved, latency_ms=1e-6)
+
+
+def test_a_cut_tells_the_predicted_distance_and_warns_of_a_large_one(saved, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(outputs, "LITTLE", 0)  # the network's outputs hold little information
+    folder = shutil.copytree(saved, tmp_path / "copy")
+    predicted = facts.load_compressed(folder, ratio=0.5).summary.quality.predicted
+    for share, warned in ((0.1, False), (0.3, True)):
+        given(information=predicted / share)(folder)
+        cut = facts.load_compressed(folder, ratio=0.5)
+        assert f"predicted mean distance of the outputs from the original's: {predicted:.4g}" in str(cut)
+        assert ("predicted to lose 30% of the original's information" in caplog.text) == warned
 
 
 def test_a_cut_is_saved_as_any_network(saved, tmp_path):

@@ -139,6 +139,7 @@ def test_networks_of_transformers_return_their_logits(tmp_path):
     for kind, (export, _) in EXPORTS.items():
         export(model, images["pixel_values"][:1], path := tmp_path / f"model.{kind}")
         assert_same(path, lambda batch: model(batch).logits, (3, 32, 32))
+    path = tmp_path / "model.onnx"
     assert facts.export_onnx(model, images["pixel_values"][:1], path, int8=[images]) > 0
     with pytest.raises(ValueError, match="has neither logits nor pooler_output: wrap it in a module"):
         facts.export_onnx(type(model.base_model)(model.config, add_pooling_layer=False), torch.ones(1, 3, 32, 32), path)
@@ -151,18 +152,19 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
     with pytest.raises(ValueError, match=r"differ from the network's by up to .* nothing was written"):
         export(Noisy(), EXAMPLE, path)
     with pytest.raises(ValueError, match="Pair returns a tuple, but only a network that returns one tensor can be"):
-        facts.export_program(Pair(), EXAMPLE, path)
+        facts.export_program(Pair(), EXAMPLE, tmp_path / "pair.pt2")
     for network, example in ((perceptron(), torch.ones(2, 3)), (Branching(), torch.ones(2, 3))):
         with pytest.raises(ValueError, match=r"cannot be exported for batches like the example, float32 \[2, 3\] \("):
             export(network, example, path)
-    with pytest.raises(IsADirectoryError, match="is a folder: name a file"):
-        export(perceptron(), EXAMPLE, tmp_path)
+    for other in (tmp_path, tmp_path / "network.engine"):
+        with pytest.raises(ValueError, match=rf"{other.name} does not end in \.{kind}, the format: name a file"):
+            export(perceptron(), EXAMPLE, other)
     with pytest.raises(ValueError, match="there is no data to calibrate int8 on"):
-        facts.export_onnx(perceptron(), EXAMPLE, path, int8=[])
+        facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=[])
     with pytest.raises(ValueError, match=r"to calibrate int8 on is float64 \[1, 24\], but the example's are"):
-        facts.export_onnx(perceptron(), EXAMPLE, path, int8=EXAMPLE.double())
+        facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=EXAMPLE.double())
     with pytest.raises(ValueError, match="to calibrate int8 on has NaN or infinity"):
-        facts.export_onnx(perceptron(), EXAMPLE, path, int8=torch.full_like(EXAMPLE, torch.nan))
+        facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=torch.full_like(EXAMPLE, torch.nan))
     with room_for(4096), pytest.raises(OSError, match=r"no room for .*model\..*: free some"):
         export(perceptron(), EXAMPLE, path)
     for example in ("images", [torch.ones(2, 24)], torch.ones(0, 24), torch.tensor(1.0)):
@@ -172,7 +174,7 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
         export(perceptron(), EXAMPLE * torch.nan, path)
     assert [file.name for file in path.parent.iterdir()] == [path.name] and path.read_text() == "before"
     with pytest.raises(OSError, match="cannot write to the folder"):
-        export(perceptron(), EXAMPLE, path / "within a file")
+        export(perceptron(), EXAMPLE, path / f"within.{kind}")
 
 
 def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
@@ -219,7 +221,7 @@ def test_float32_is_exact_and_int8_smaller_and_near(kind, tmp_path, monkeypatch)
 @by_openvino
 def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     model, example, out = make_vit().float(), torch.randn(1, 3, 16, 16), tmp_path / "vit.xml"
-    with pytest.raises(ValueError, match=r"name the \.xml, not vit\.onnx"):
+    with pytest.raises(ValueError, match=r"vit\.onnx does not end in \.xml"):
         facts.export_openvino(model, example, tmp_path / "vit.onnx")
     with pytest.raises(ValueError, match=r"is float32 \[1, 3, 8, 8\], but the example.s are float32 \[1, 3, 16, 16\]"):
         facts.export_openvino(model, example, out, int8=[torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)])

@@ -331,7 +331,7 @@ def with_costs(result, costs):
 def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     published = replace(result.model.recipe, tag="vit_tiny_patch16_224.augreg_in21k", weights="pretrained")
     monkeypatch.setattr(result.model, "recipe", published)
-    costs = replace(result.summary.costs, latency={"dense": 0.004, "measured": 0.002})
+    costs = replace(result.summary.costs, latency={"dense": 0.004, "measured": 0.002, "samples": 8})
     head, body, rows = card_of(with_costs(result, costs), tmp_path, METRICS)
     repository = "timm/vit_tiny_patch16_224.augreg_in21k"
     assert head == {"library_name": "facts", "base_model": repository, "tags": ["facts", "compression"]}
@@ -340,7 +340,8 @@ def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     assert rows["FLOPs (G)"] == [f"{before.flops / 1e9:.4g}", f"{after.flops / 1e9:.4g}"]
     assert rows["parameters (M)"] == [f"{before.params / 1e6:.4g}", f"{after.params / 1e6:.4g}"]
     assert rows["file (MB)"] == ["", f"{(tmp_path / 'model.safetensors').stat().st_size / 1e6:.4g}"]
-    assert [rows[name] for name in ("latency (ms)", "top1", "seen")] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
+    names = ("latency of a batch of 8 (ms)", "top1", "seen")
+    assert [rows[name] for name in names] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
     method = result.summary.method
     assert f"- method: {method.estimator}, {method.search}" in body and ("pivoted" in body) == (
         method.form == "pivoted"

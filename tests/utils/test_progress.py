@@ -1,6 +1,7 @@
 """Progress: lines of the log where there is no terminal; seconds and reports of stages."""
 
 import itertools
+import time
 from time import sleep
 
 import pytest
@@ -28,15 +29,16 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
 
     def lines() -> set[str]:
         caplog.clear()
-        sleep(0.3)
+        sleep(0.2)
         return {*caplog.messages}
 
     with stopwatch(), stage("search"):
         assert lines() == {"search: 0:00:00 so far"}
         for number in with_progress(range(8), "counting"):  # the innermost alone
             if number in (0, 6):
-                found = {0: "counting: 0 of 8, 0:00:00 so far", 6: "counting: 6 of 8, 0:00:00 left"}[number]
-                assert lines() == {found}
+                assert lines() == {f"counting: {number} of 8, 0:00:00 so far"}  # never that no time is left
+        for _ in with_progress(["OpenVINO"], "loading", str):
+            assert lines() == {"loading: 0 of 1, OpenVINO, 0:00:00 so far"}
         with progress_of("work") as show, silence():
             show(3, None, "loss 2")
             assert lines() == {"work: 3, loss 2, 0:00:00 so far"}
@@ -45,7 +47,20 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
             with progress_of("one of many"):  # each is shorter than the time between lines
                 sleep(0.02)
         assert {"one of many: 0:00:00 so far"} <= {*caplog.messages}
+    with stopwatch():
+        caplog.clear()
+        for _ in range(15):
+            with stage("short"):
+                sleep(0.02)
+        assert {"short: 0:00:00 so far"} <= {*caplog.messages}
     assert lines() == set() and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("since", "expected"), [(0, "0:01:40 left"), (90, "0:00:10 left"), (150, "0:04:10 so far")])
+def test_no_time_left_is_never_told_before_the_end(since, expected):
+    now = time.monotonic()
+    work = progress._Work("timing", start=now - 100 - since, first=0, shown=now - since, done=5, total=10)
+    assert str(work) == f"timing: 5 of 10, {expected}"
 
 
 @pytest.fixture
