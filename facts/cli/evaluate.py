@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,6 @@ from facts.cli.options import DATA, option
 
 log = logging.getLogger(__name__)
 
-ERROR = "_standard_error"
 FAR_IN_INT8 = 0.1  # relative squared error of the outputs; that of zeros is 1
 
 
@@ -63,6 +61,7 @@ def evaluate(
         no_labels,
         original_of,
         warn_of_chance,
+        with_errors,
     )
     from facts.modules.networks import is_encoder
     from facts.tasks import ImageFolder
@@ -91,17 +90,8 @@ def evaluate(
         known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
         print(json.dumps(known, indent=1))
     else:
-        rows = [
-            (name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}" + error_of(found, name))
-            for name, value in metrics.items()
-            if not name.endswith(ERROR)
-        ]
+        rows = with_errors({name: value for name, value in metrics.items() if value is not None}).items()
         print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))
-
-
-def error_of(metrics: Mapping[str, float], name: str) -> str:
-    """Write the standard error of a metric, if it is known."""
-    return f" ± {metrics[name + ERROR]:.2g}" if name + ERROR in metrics else ""
 
 
 def export(

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -198,6 +198,7 @@ def _device(name: str | None) -> torch.device:
         raise ValueError(f"there is no device {name!r} here ({first_line(error)})") from error
 
 
+ERROR = "_standard_error"  # the ending of its metric
 LEAST_JUDGED = 20  # samples, before an accuracy is called chance
 FEW = 200  # images to calibrate on
 Data = ImageFolder | Corpus
@@ -318,6 +319,16 @@ def warn_of_chance(metrics: dict[str, float], original: nn.Module) -> None:
         log.warning("the original's accuracy is that of chance: are the class folders named as the network's classes?")
 
 
+def with_errors(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Write metrics, each with its standard error if that is known."""
+    errors = {name: f" ± {metrics[name + ERROR]:.2g}" for name in metrics if name + ERROR in metrics}
+    return {
+        name: (f"{value:,}" if isinstance(value, int) else f"{value:.4g}") + errors.get(name, "")
+        for name, value in metrics.items()
+        if not name.endswith(ERROR)
+    }
+
+
 def compared(task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype) -> Metrics:
     """Measure both networks, print a table, and return the metrics of each."""
     networks = original, result.model
@@ -325,6 +336,8 @@ def compared(task: Data, result: CompressionResult, original: nn.Module, precisi
     warn_of_chance(before, original)
     count = f"{before.pop('num_samples'):,} samples"
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
-    rows = [(name, *both.values()) for name, both in metrics.items()]
-    print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
+    texts = with_errors(before), with_errors(after)
+    rows = [(name, *(text[name] for text in texts)) for name in texts[0]]
+    headers = (count, "original", "compressed")
+    print(f"\n{tabulate(rows, headers=headers, disable_numparse=True, colalign=('left', 'right', 'right'))}")
     return metrics
