@@ -76,12 +76,13 @@ def compress(
     """
     import torch
 
+    from facts.calibration.data import Batches
     from facts.cli.inputs import batches_of, build, compared, nothing_to_evaluate, stored_type, task_of
     from facts.compression.comparison import rounded
     from facts.compression.compress import default_parts
     from facts.finetuning.recovery import TOO_FEW
     from facts.saving.save import write_metrics
-    from facts.utils import batches
+    from facts.utils.batches import batch_size as size_of
     from facts.utils.files import ScratchFolder
     from facts.utils.progress import stopwatch
 
@@ -101,7 +102,7 @@ def compress(
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, **reading)
     calibration, sensitivity = batches_of(task, network)
-    if recover and sum(batches.batch_size(inputs) for inputs, _ in islice(calibration, 2)) < 2:
+    if recover and sum(size_of(inputs) for inputs, _ in islice(Batches(calibration, network), 2)) < 2:
         raise ValueError(TOO_FEW)
     with stopwatch():
         prepared = facts.prepare(
