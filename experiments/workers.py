@@ -83,10 +83,11 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Say in a line why a cell failed; for an error that is not a user's, also its type and where it was raised."""
+    """Say in a line why a cell failed; for an error in code, also its type and its last line outside libraries."""
     text = str(error)
     if not isinstance(error, USER_ERRORS):
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        places = traceback.extract_tb(error.__traceback__)
+        last = next((each for each in reversed(places) if "site-packages" not in each.filename), places[-1])
         text = f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
     return "; ".join([text, *getattr(error, "__notes__", ())])
 
@@ -114,22 +115,24 @@ def run_grids(grids: list[Grid], run: Run) -> Iterator[Grid]:
     done = iter(run(run_part, chain.from_iterable(parts)))
     for grid, own in zip(grids, parts, strict=True):
         log.info("%s: %d cells", grid[0].experiment, sum(map(len, own)))
+        is_checked = False
         for part in own:
             for cell, result in zip(part, next(done), strict=True):
                 cell.record, cell.status = result.record, result.status
                 log.info("%s: %s", cell.words, cell.status)
-            if part is own[0]:
-                warn_of_unknown_metrics(part)
+            if not is_checked:
+                is_checked = warn_of_unknown_metrics(part)
         yield grid
 
 
-def warn_of_unknown_metrics(part: Part) -> None:
-    """Name the metrics of a table that none of these cells has: before the others run, since they may be misspelt."""
+def warn_of_unknown_metrics(part: Part) -> bool:
+    """Name the metrics of a table that none of these cells has, which may be misspelt; return if any cell is done."""
     values = [cell.record.values for cell in part if cell.record and cell.record.status == "done"]
     found = sorted({*chain.from_iterable(values)})
     wanted = part[0].known_config.experiment.metrics if found else ()
     if lacking := ", ".join(metric for metric in wanted if metric not in found):
         log.warning("%s: no cell so far has the metric %s; there are %s", part[0].experiment, lacking, ", ".join(found))
+    return bool(found)
 
 
 @contextmanager

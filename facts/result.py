@@ -17,6 +17,7 @@ from facts.moments.losses import OutputError
 from facts.parts import Plan
 from facts.search.base import AllocationProblem, Search
 
+STANDARD_ERROR = "_standard_error"  # the ending of a metric's
 NUM_SHOWN = 3  # skipped layers that are named for each reason
 MOST_SPENT = 0.9  # of a budget; what remains of less needs a reason
 KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens", "layers low-rank": "ranks"}
@@ -267,7 +268,7 @@ class Summary:
         if error is not None:
             return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
         kept = f"{kept}, of {allowed:.1%} allowed"
-        if self.method.solution and spent < MOST_SPENT * budget:
+        if len(costs.bounds) == 1 and self.method.solution and spent < MOST_SPENT * budget:
             return f"{kept}: no larger plan that fits is predicted to be closer; more samples may tell"
         return kept
 
@@ -305,7 +306,7 @@ class CompressionResult:
         for name, reason in self.skipped.items():
             alike["compressed as layers" if name in self.plan else "left dense", reason].append(name)
         if kept := [name for name, rank in self.plan.items() if rank is None and any(self.plan.values())]:
-            alike["left whole", "others lose less"] = kept
+            alike["left whole", "the search kept them"] = kept
         for (outcome, reason), names in alike.items():
             shown = ", ".join(names[:NUM_SHOWN])
             others = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""

@@ -221,7 +221,7 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
         table.add_column(escape(column), justify="right")
     for row in dict.fromkeys([*experiment.rows, *(entry.row for entry in ranked)]):
         line = [by_place.get((row, column)) for column in experiment.columns]
-        published = [f" ({as_text(entry, 'paper')})" if entry and entry.paper is not None else "" for entry in line]
+        published = [f" ({number(entry.paper)})" if entry and entry.paper is not None else "" for entry in line]
         table.add_row(
             escape(row), *(as_text(entry) + bracketed for entry, bracketed in zip(line, published, strict=True))
         )

@@ -168,10 +168,11 @@ def _check_target(out: Path, cache: Path | None = None) -> None:
     from facts.saving.manifest import MANIFEST
     from facts.saving.save import target_folder
 
-    if (target_folder(out, keep=False) / MANIFEST).exists():
-        log.warning("%s holds an older result, which will be replaced", out)
+    target = target_folder(out, keep=False)
     if cache and at_home(cache).resolve().is_relative_to(at_home(out).resolve()):
         raise ValueError(f"--cache {cache} lies in --out {out}, which holds one network alone: give another folder")
+    if (target / MANIFEST).exists():
+        log.warning("%s holds an older result, which will be replaced", out)
 
 
 def _refuse_one_network(search: str | None, recover: float | None) -> None:
@@ -220,6 +221,7 @@ def pareto(
 
     from facts.cli.inputs import batches_of, build, measured, nothing_to_evaluate, task_of
     from facts.compression.compress import default_parts
+    from facts.result import STANDARD_ERROR
     from facts.utils.files import writable_folder
 
     writable_folder(out, keep=False)
@@ -241,7 +243,7 @@ def pareto(
         **methods,
     )
     metric = next(name for name in ("perplexity", "top1", "agreement", "cosine") if name in points)
-    bars = f"{metric}_standard_error"
+    bars = metric + STANDARD_ERROR
     column = {"latency": "latency_ms"}.get(cost, cost)
     _draw(points, column, metric, bars if bars in points else None, out / "pareto.png")
     print(points.filter(["estimator", "search", "form", "ratio", column, metric, bars]).to_string(index=False))
@@ -286,9 +288,9 @@ def cut(
     from facts.search.budget import DEFAULT_RATIO
     from facts.utils.progress import progress_of
 
-    _check_target(out)
     if out.resolve() == Path(folder).resolve():
         raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
+    _check_target(out)
     if all(each is None for each in (ratio, flops, params, latency_ms)):
         ratio = DEFAULT_RATIO
     with progress_of("cut"):

@@ -28,7 +28,7 @@ from facts.models.from_transformers import (
 )
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
 from facts.modules.networks import is_encoder, noise, reads_tokens, type_of
-from facts.result import CompressionResult
+from facts.result import STANDARD_ERROR, CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST, Metrics
 from facts.tasks.base import pass_over
@@ -198,7 +198,6 @@ def _device(name: str | None) -> torch.device:
         raise ValueError(f"there is no device {name!r} here ({first_line(error)})") from error
 
 
-ERROR = "_standard_error"  # the ending of its metric
 LEAST_JUDGED = 20  # samples, before an accuracy is called chance
 FEW = 200  # images to calibrate on
 Data = ImageFolder | Corpus
@@ -308,7 +307,7 @@ def measured(
             scale = value.item()
         found[name] = value.item()
         if len(samples) > 1:
-            found[f"{name}_standard_error"] = scale * samples.std().item() / len(samples) ** 0.5
+            found[name + STANDARD_ERROR] = scale * samples.std().item() / len(samples) ** 0.5
     return found | {"num_samples": len(samples)}
 
 
@@ -321,11 +320,11 @@ def warn_of_chance(metrics: dict[str, float], original: nn.Module) -> None:
 
 def with_errors(metrics: Mapping[str, float]) -> dict[str, str]:
     """Write metrics, each with its standard error if that is known."""
-    errors = {name: f" ± {metrics[name + ERROR]:.2g}" for name in metrics if name + ERROR in metrics}
+    errors = {name: f" ± {metrics[name + STANDARD_ERROR]:.2g}" for name in metrics if name + STANDARD_ERROR in metrics}
     return {
         name: (f"{value:,}" if isinstance(value, int) else f"{value:.4g}") + errors.get(name, "")
         for name, value in metrics.items()
-        if not name.endswith(ERROR)
+        if not name.endswith(STANDARD_ERROR)
     }
 
 

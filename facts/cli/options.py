@@ -83,7 +83,7 @@ def fraction_of(value: str) -> float:
     with suppress(ValueError):
         if 0 < (fraction := float(value)) <= 1:
             return fraction
-    raise typer.BadParameter(f"{value} is no fraction in (0, 1]{meant(value) or ': write one, such as 0.5 for 50%'}")
+    raise typer.BadParameter(f"{value} is not a fraction in (0, 1]{meant(value) or ': write one, such as 0.5 for 50%'}")
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -104,7 +104,7 @@ def existing(value: str | None) -> str | None:
     from facts.utils.hub import HUB
 
     if value and not value.startswith(HUB) and not os.path.exists(at_home(value)):
-        raise FileNotFoundError(f"there is no file or folder {value}: name one with data, or {HUB}OWNER/DATASET")
+        raise FileNotFoundError(f"there is no file or folder {value}: give an existing one, or {HUB}OWNER/DATASET")
     return at_home(value)
 
 

@@ -89,6 +89,8 @@ def rounded(result: CompressionResult, dtype: torch.dtype, original: torch.dtype
     result, summary = replace(result, model=model), result.summary
     quality = summary.quality
     if found := quality.distance and compared(result, torch.float32):
-        course = quality.recovery and replace(quality.recovery, after=found.mean)
+        course = quality.recovery
+        if course and not course.gained_nothing:
+            course = replace(course, after=found.mean)
         quality = replace(quality, distance=found, recovery=course)
     return replace(result, summary=replace(summary, costs=replace(summary.costs, sizes=sizes), quality=quality))

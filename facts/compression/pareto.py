@@ -13,6 +13,7 @@ from facts.calibration.calibration import Calibration
 from facts.compression.compress import compress, default_search
 from facts.compression.rounds import checked_problem
 from facts.estimators import ESTIMATORS, Estimator
+from facts.result import STANDARD_ERROR
 from facts.search import SEARCHES, Search
 from facts.search.budget import Budget
 from facts.utils.files import ScratchFolder, replacing
@@ -21,7 +22,7 @@ from facts.utils.options import by_name, needing
 with needing("experiments", "a comparison"):
     import pandas as pd
 
-BESIDE = ("_standard_error", "num_samples")  # columns that no line of progress needs
+BESIDE = (STANDARD_ERROR, "num_samples")  # columns that no line of progress needs
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +78,11 @@ def pareto(
             row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.costs.latency[which]}
             metrics = evaluate(network)
             rows.append(row | {"distance": far, **metrics})
-            found = [f"{name} {value:.4g}" for name, value in metrics.items() if not name.endswith(BESIDE)]
+            found = [
+                f"{name} {round(value, 4) if isinstance(value, float) else value}"
+                for name, value in metrics.items()
+                if not name.endswith(BESIDE)
+            ]
             dense = {"FLOPs": (cost.flops, summary.before.flops), "parameters": (cost.params, summary.before.params)}
             left = [f"{own / whole:.1%} of the {name}" for name, (own, whole) in dense.items() if own and whole]
             log.info("%s, %s, ratio %g: %s", *method[:2], method[3], ", ".join([*found, *left]))

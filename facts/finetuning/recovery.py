@@ -42,8 +42,8 @@ class Recovery(Steps):
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
     A step uses `accumulate` parts of at most `batch_size` samples; the rate falls along a cosine. With `views`, photos
-    are randomly cropped and flipped. `held_back` is the approximate fraction of inputs, in whole parts and at least
-    eight if the data allow, set aside to choose the best epoch. The `precision` `auto` is bfloat16 if the device is
+    are randomly cropped and flipped. `held_back` is the approximate fraction of inputs, in whole parts, and eight at
+    least if a quarter is that many, set aside to choose the best epoch. The `precision` `auto` is bfloat16 if the device is
     faster with it, otherwise float32. A network in half precision is trained with autocast to its own type, and weights
     in float32.
     """
@@ -131,7 +131,7 @@ def recover(
     `data` is a loader as in `facts.compress`; its samples come in the same order in every epoch, so shuffle them
     beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. The samples
     that `facts.compress` holds out of the same data are held out here too, to measure the distance before and after. A
-    tenth of the others, or eight if there are few, is used to choose the best epoch. `original` is the dense network
+    tenth of the others, eight at least if a quarter is that many, is used to choose the best epoch. `original` is the dense network
     (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the distance
     between outputs, summed over samples (default: that of the compression; for a loaded folder, as `facts.prepare`
     chooses it). `cache` is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`,

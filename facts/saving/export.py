@@ -84,7 +84,7 @@ def export_onnx(
 def refuse_other_endings(path: Path | str, *endings: str) -> None:
     """Raises `ValueError` for a file whose name says that its format is another one."""
     if Path(path).suffix not in endings:
-        raise ValueError(f"{Path(path).name} does not end in {' or '.join(endings)}, the format: name a file that does")
+        raise ValueError(f"{Path(path).name} must end in {' or '.join(endings)}")
 
 
 def refuse_without_onnx() -> None:

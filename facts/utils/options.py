@@ -31,7 +31,7 @@ def meant(value: object) -> str:
         percent = float(str(value).removesuffix("%"))
     except ValueError:
         return ""
-    return f": did you mean {percent / 100:g}?" if 1 < percent <= 100 else ""
+    return f": did you mean {percent / 100:g}?" if 2 <= percent <= 100 or "%" in str(value) else ""
 
 
 def first_line(error: Exception) -> str:

@@ -163,7 +163,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
         (["timm/test_vit", "--weights", "nowhere.safetensors"], [], "no checkpoint 'nowhere.safetensors'"),
         (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm and torchvision"),
         (VIT, ["--recover", "1", "--num-calibration", "1"], "recovery needs at least two samples"),
-        (VIT, ["--data", "nowhere"], "there is no file or folder nowhere: name one with data, or hub:OWNER/DATASET"),
+        (VIT, ["--data", "nowhere"], "there is no file or folder nowhere: give an existing one, or hub:OWNER/DATASET"),
         (VIT, ["--out", "."], "holds something other than a compressed network: give a new or empty folder"),
         (VIT, ["--out", "love.txt"], "cannot write to the folder"),
         (VIT, ["--cache", "vit/cache"], "--cache vit/cache lies in --out vit, which holds one network alone"),

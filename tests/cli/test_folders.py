@@ -108,7 +108,7 @@ class TestExport:
 
     def test_an_unknown_ending_is_refused(self, run, compressed, tmp_path):
         assert (
-            "a.foo does not end in .onnx or .xml or .pt2"
+            "a.foo must end in .onnx or .xml or .pt2"
             in run("export", compressed[1], "--out", tmp_path / "a.foo", code=1).output
         )
 

@@ -171,7 +171,7 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     tokenizer = inputs.build(str(language_model), None, None, "cpu").tokenizer
     one_window = ("--sequence-length", len(tokenizer("one two three four five six")["input_ids"]))
     for text, options, message in (
-        ("nowhere.txt", (), "there is no file or folder nowhere.txt: name one with data, or hub:OWNER/DATASET"),
+        ("nowhere.txt", (), "there is no file or folder nowhere.txt: give an existing one, or hub:OWNER/DATASET"),
         (
             texts / "test.txt",
             ("--num-calibration", 1000),

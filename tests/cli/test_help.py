@@ -80,10 +80,10 @@ def test_usage_errors(run):
         ("compress", ("--seed", -1), "should be greater than or equal to 0"),
         ("compress", ("--num-workers", 100_000), "should be less than or equal to 128"),
         ("pareto", ("--estimators", "facts,fact"), "'fact' is not one of "),
-        ("pareto", ("--ratios", "0.3,half"), "half is no fraction in (0, 1]: write one, such as 0.5"),
-        ("compress", ("--ratio", "50%"), "50% is no fraction in (0, 1]: did you mean 0.5?"),
-        ("compress", ("--ratio", "50"), "50 is no fraction in (0, 1]: did you mean 0.5?"),
-        ("compress", ("--ratio", "0"), "0 is no fraction in (0, 1]: write one, such as 0.5"),
+        ("pareto", ("--ratios", "0.3,half"), "half is not a fraction in (0, 1]: write one, such as 0.5"),
+        ("compress", ("--ratio", "50%"), "50% is not a fraction in (0, 1]: did you mean 0.5?"),
+        ("compress", ("--ratio", "50"), "50 is not a fraction in (0, 1]: did you mean 0.5?"),
+        ("compress", ("--ratio", "0"), "0 is not a fraction in (0, 1]: write one, such as 0.5"),
     ):
         assert message in run(command, *network, *places, *arguments, code=2).output
 

@@ -188,13 +188,13 @@ def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
         assert OmegaConf.is_struct(found) and found.model is not expected.model
 
 
-@pytest.mark.attack
 def test_a_choice_without_its_packages_says_how_to_install_them(cell_config, without_module):
     without_module("mmdet")
     with pytest.raises(ImportError, match=r"^task=coco needs mmdet: make install-detection$"):
         Cell.of(cell_config("model=mask_rcnn_swin_b", "task=coco"))
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -76,6 +77,9 @@ def test_it_comes_closer_to_the_original_at_the_same_cost(form):
     assert "chosen by 9 others" in str(recovered)
     half = rounded(recovered, torch.float16).summary
     assert half.recovery.after == half.distance.mean != course.after
+    idle = replace(recovered.summary.quality, recovery=replace(course, after=course.before))
+    unchanged = rounded(replace(recovered, summary=replace(recovered.summary, quality=idle)), torch.float16)
+    assert unchanged.summary.recovery == idle.recovery  # rounding is no gain
     assert same_weights(result.model, before) and same_weights(dense, original())
 
 
