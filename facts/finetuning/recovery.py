@@ -43,9 +43,9 @@ class Recovery(Steps):
 
     A step uses `accumulate` parts of at most `batch_size` samples; the rate falls along a cosine. With `views`, photos
     are randomly cropped and flipped. `held_back` is the approximate fraction of inputs, in whole parts, and eight at
-    least if a quarter is that many, set aside to choose the best epoch. The `precision` `auto` is bfloat16 if the device is
-    faster with it, otherwise float32. A network in half precision is trained with autocast to its own type, and weights
-    in float32.
+    least if a quarter is that many, set aside to choose the best epoch. The `precision` `auto` is bfloat16 if the
+    device is faster with it, otherwise float32. A network in half precision is trained with autocast to its own type,
+    and weights in float32.
     """
 
     epochs: Count | None = None
@@ -131,11 +131,11 @@ def recover(
     `data` is a loader as in `facts.compress`; its samples come in the same order in every epoch, so shuffle them
     beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. The samples
     that `facts.compress` holds out of the same data are held out here too, to measure the distance before and after. A
-    tenth of the others, eight at least if a quarter is that many, is used to choose the best epoch. `original` is the dense network
-    (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the distance
-    between outputs, summed over samples (default: that of the compression; for a loaded folder, as `facts.prepare`
-    chooses it). `cache` is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`,
-    on a CPU, the result is bit-identical. `options` are the other fields of `facts.Recovery`.
+    tenth of the others, eight at least if a quarter is that many, is used to choose the best epoch. `original` is the
+    dense network (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is
+    the distance between outputs, summed over samples (default: that of the compression; for a loaded folder, as
+    `facts.prepare` chooses it). `cache` is a folder for checkpoints: if the process is killed, the same call continues;
+    with `epochs`, on a CPU, the result is bit-identical. `options` are the other fields of `facts.Recovery`.
 
     Returns a new result with the same cost and plan. Raises `ValueError` for options out of range, without an original,
     for a loss that is not finite, and data that differ from pass to pass; `MemoryError` if memory
