@@ -89,7 +89,8 @@ def searches() -> Rows:
 
 def photos() -> Rows:
     yield "top-1", "dense", *(f"0.{ratio // 10}" for ratio in RATIOS)
-    methods = {"units and tokens": ("tokens", BOTH), "units": ("units", UNITS), "layers": ("units", LAYERS)}
+    methods = {"units and tokens": ("tokens", BOTH), "tokens, by ToMe": ("tokens", "Tokens: ToMe")}
+    methods |= {"units": ("units", UNITS), "layers": ("units", LAYERS)}
     for network in PHOTOS:
         for title, (name, row) in methods.items():
             columns = [f"{network}, {ratio} %" for ratio in RATIOS]

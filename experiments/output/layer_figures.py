@@ -111,7 +111,7 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
 
 
 def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataFrame]:
-    axes.set(xlabel="token index", ylabel="distance correlation")
+    axes.set(xlabel="token index", ylabel="squared distance correlation")
     if not (record and record.analysis):
         say(axes)
         return []
