@@ -236,7 +236,7 @@ def refuse_missing_packages(config: DictConfig) -> None:
     """Raise `ImportError` for a choice that needs packages which are not installed."""
     for group in ("task", "analysis", "pruning"):
         extra = EXTRAS.get(config[group].name) if config[group] else None
-        if missing := missing_packages(extra):
+        if extra and (missing := missing_packages(extra)):
             raise ImportError(f"{group}={config[group].name} needs {', '.join(missing)}: {how_to_install(extra)}")
 
 

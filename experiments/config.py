@@ -393,8 +393,8 @@ def missing_packages(extra: str | None) -> list[str]:
     return [module for module in MODULES.get(extra or "", ()) if not _is_there(module)]
 
 
-def how_to_install(extra: str | None) -> str:
-    return COMMANDS.get(extra or "", f"pip install -e '.[{extra}]'")
+def how_to_install(extra: str) -> str:
+    return COMMANDS.get(extra, f"pip install -e '.[{extra}]'")
 
 
 def _is_there(module: str) -> bool:

@@ -136,11 +136,8 @@ def free_space(folder: Path) -> str:
 def weights(recipe: Recipe) -> str:
     if path := recipe.checkpoint():
         return f"{path}, sha256 {sha256(path)}"
-    return (
-        "random, for measuring speed only"
-        if recipe.weights == "random"
-        else "to be fetched from their hub at the start"
-    )
+    is_random = recipe.weights == "random"
+    return "random, for measuring speed only" if is_random else "to be fetched from their hub at the start"
 
 
 @command("reproduce")

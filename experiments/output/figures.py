@@ -182,12 +182,9 @@ def show_where_methods_differ(axes: Axes, original: float, values: pd.Series) ->
     span = max(LEAST_SPAN, MOST_LOST * (original - values).median())
     if values.min() < original - span:
         axes.set_ylim(original - span, max(original, values.max()) + span / 5)
-        style: dict[str, Any] = {
-            "fontsize": 6,
-            "ha": "right",
-            "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1},
-        }
-        axes.text(0.99, 0.03, "lower points: in the table", transform=axes.transAxes, **style)
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        style: dict[str, Any] = {"fontsize": 6, "ha": "right", "bbox": ground, "transform": axes.transAxes}
+        axes.text(0.99, 0.03, "lower points: in the table", **style)
 
 
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:

@@ -31,7 +31,8 @@ def meant(value: object) -> str:
         percent = float(str(value).removesuffix("%"))
     except ValueError:
         return ""
-    return f": did you mean {percent / 100:g}?" if 2 <= percent <= 100 or "%" in str(value) else ""
+    is_percentage = "%" in str(value) or percent >= 2  # 1.5 may stand for anything
+    return f": did you mean {percent / 100:g}?" if is_percentage and 0 < percent <= 100 else ""
 
 
 def first_line(error: Exception) -> str:

@@ -84,6 +84,8 @@ def test_usage_errors(run):
         ("compress", ("--ratio", "50%"), "50% is not a fraction in (0, 1]: did you mean 0.5?"),
         ("compress", ("--ratio", "50"), "50 is not a fraction in (0, 1]: did you mean 0.5?"),
         ("compress", ("--ratio", "0"), "0 is not a fraction in (0, 1]: write one, such as 0.5"),
+        ("compress", ("--ratio", "150%"), "150% is not a fraction in (0, 1]: write one, such as 0.5"),
+        ("compress", ("--ratio", "1.5"), "1.5 is not a fraction in (0, 1]: write one, such as 0.5"),
     ):
         assert message in run(command, *network, *places, *arguments, code=2).output
 
