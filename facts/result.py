@@ -19,6 +19,7 @@ from facts.search.base import AllocationProblem, Search
 
 STANDARD_ERROR = "_standard_error"  # the ending of a metric's
 NUM_SHOWN = 3  # skipped layers that are named for each reason
+SLOWER = 1.02  # times the original's latency: less is the error of the measurement
 MOST_SPENT = 0.9  # of a budget; what remains of less needs a reason
 KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens", "layers low-rank": "ranks"}
 
@@ -206,6 +207,9 @@ class Summary:
                 "FLOPs are two for a multiplication and an addition, and leave out attention's own products: "
                 f"{before} and {after} with them"
             )
+        if self.is_slower:
+            units = ' or parts="units"' if "tokens" in self.method.parts else ""
+            lines.append(f"slower than the original, as measured on this device: try torch.compile{units}")
         if self.recovery:
             lines.append(str(self.recovery))
         if self.distance:
@@ -242,6 +246,12 @@ class Summary:
     def is_far(self) -> bool:
         """Whether the outputs are so far from the original's that the budget is too small for the network."""
         return self.distance is not None and self.distance.is_too_far
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the network took longer than the original where it was compressed."""
+        latency = self.costs.latency
+        return {"dense", "measured"} <= latency.keys() and latency["measured"] > SLOWER * latency["dense"]
 
     @property
     def advice(self) -> str:

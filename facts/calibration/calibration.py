@@ -289,6 +289,7 @@ class Calibration:
             inputs,
             self.execution.precision,
             num_turns,
+            {name: part for name, part in self.parts.items() if part.shortens},
         )
 
 

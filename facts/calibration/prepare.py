@@ -61,7 +61,7 @@ def prepare(
     `tokens`, another name in `facts.parts.KINDS`, or several of them. Low-rank layers are stored in a `form` (default:
     `default_form`). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default:
     that of the data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data. The first
-    `protected` tokens are never merged (default: class, distillation and register tokens, as far as they are known).
+    `protected` tokens are never merged (default: those that do not depend on the data, wherever they stand).
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
@@ -90,6 +90,8 @@ def prepare(
     sample = first_inputs if kinds_of(parts) else inputs
     sample = _with_masks(sample) if "tokens" in parts.split(",") else sample
     probe = Probe.of(model, sample, example, execution.precision, may_miss, further)
+    if "tokens" in parts.split(",") and protected is None:
+        probe = probe.with_constants(model, further)
     if probe.mixes and batches is not None:
         log.info("layers of %s get rows of several samples in turns: samples are run one by one", type(model).__name__)
         batches = OneByOne(batches)

@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import hooked, reads_tokens, run, tensors_of, type_of
-from facts.modules.tokens import Merge
 
 Rule = Literal["paper", "full"]
 CostName = Literal["flops", "params", "latency"]
@@ -156,9 +155,9 @@ def count_params(model: nn.Module) -> int:
 
 
 def _product(module: nn.Module) -> Callable[..., int] | None:
+    if own := getattr(module, "num_operations", None):
+        return lambda m, args, outputs: own(args, outputs)
     match module:
-        case Merge():
-            return lambda m, args, passes: m.num_operations(args[0], passes)
         case LowRankLayer():
             return lambda m, _, out: 2 * out.numel() // m.out_features * m.num_weights
         case nn.Linear():

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
 from facts.modules.networks import autocast, evaluating, frozen, hooked, run
-from facts.utils.batches import MISREAD, Refusal, batch_size, first_sample, has_row_per_sample, reading, to_device
+from facts.utils.batches import (
+    MISREAD,
+    Refusal,
+    batch_size,
+    first_sample,
+    has_row_per_sample,
+    in_parts,
+    reading,
+    to_device,
+)
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
@@ -36,7 +45,8 @@ class Probe:
     `[T, N, d]` or `[T·N, d]`. `mixes` says that others get rows of several samples in turns, as of tokens sorted by
     expert: only batches of one sample tell them apart. `flops` counts the whole network by the paper's rule; None if it
     does not run on the meta device. `outputs` are those of the `sample` in a `precision`, `calls` the arguments of the
-    first call of each module that holds others; without real inputs there are none.
+    first call of each module that holds others; without real inputs there are none. `constant` are the number of rows
+    `[1, rows, d]` of the inputs of such modules, and those that other inputs do not change (`with_constants`).
     """
 
     rows: dict[str, int]
@@ -50,6 +60,7 @@ class Probe:
     outputs: Any = None
     calls: dict[str, Call] = field(default_factory=dict)
     marks: dict[str, Tensor] = field(default_factory=dict)
+    constant: dict[str, tuple[int, tuple[int, ...]]] | None = None
 
     @classmethod
     def of(
@@ -107,6 +118,48 @@ class Probe:
             return list(self.marks)
         grads = torch.autograd.grad(value, list(self.marks.values()), allow_unused=True)
         return [name for name, grad in zip(self.marks, grads, strict=True) if grad is None]
+
+    def with_constants(self, model: nn.Module, further: Iterable[tuple[Any, Any]]) -> Self:
+        """The same probe with the rows that do not come from the data, such as class tokens.
+
+        The network runs on noise in the form of the sample or, for integers, on another sample with other values. None
+        is found if there is none.
+        """
+        other = _varied(self.sample, further)
+        if other is None:
+            return self
+        constant: dict[str, tuple[int, tuple[int, ...]]] = {}
+
+        def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            one, another = (each[0] if each else None for each in (self.calls[name][0], args))
+            if isinstance(one, Tensor) and isinstance(another, Tensor) and one.ndim == 3 and one.shape == another.shape:
+                same = (one == another).all(dim=-1).all(dim=0)
+                constant.setdefault(name, (len(same), tuple(same.nonzero().flatten().tolist())))
+
+        network, device = with_linear_layers(model), next(model.parameters()).device
+        hooks = hooked(before=((network.get_submodule(name), partial(note, name)) for name in self.calls))
+        with torch.no_grad(), evaluating(network), autocast(device, self.precision), hooks:
+            run(network, other)
+        return replace(self, constant=constant)
+
+
+def _varied(sample: Any, further: Iterable[tuple[Any, Any]]) -> Any:
+    """Noise in place of real numbers, and other integers from the data; None if nothing can be varied."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(each: Tensor) -> Tensor:
+        scale = each.std() if each.numel() > 1 and each.std() > 0 else 1
+        return torch.randn(each.shape, generator=generator).to(each) * scale + each.mean()
+
+    leaves = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
+    if any(leaf.is_floating_point() for leaf in leaves):
+        return tree_map_only(Tensor, lambda each: noise(each) if each.is_floating_point() else each, sample)
+    samples = (part for batch, _ in further for part, _ in in_parts((batch, None), batch_size(batch)))
+    for other in islice(samples, 1, None):
+        pairs = list(zip(tree_leaves(other := to_device(other, leaves[0].device)), leaves, strict=True))
+        if all(one.shape == each.shape for one, each in pairs) and not all(one.equal(each) for one, each in pairs):
+            return other
+    return None
 
 
 def _of_sample(

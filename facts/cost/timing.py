@@ -122,7 +122,8 @@ class LatencyTable:
     The network runs with all parts (`facts.parts.Part`) dense, and with all at each of five ranks; the six take
     `num_turns` turns after a warm-up turn, so that caches and memory are as in later use. `put` gives the parts of a
     copy their ranks, with meaningless weights. Parts that are alike share their medians, and parts of one module its
-    time. Nothing is measured before first use. Between measured ranks, time is linear in the number of weights.
+    time. Nothing is measured before first use. Between measured ranks, time is linear in the number of weights. What it
+    takes to merge tokens in a block is measured with one token less in each `shortening` part.
     Low-rank times are multiplied by `correction`. Raises `ValueError` if there is no batch.
     """
 
@@ -132,6 +133,7 @@ class LatencyTable:
     inputs: Any
     precision: torch.dtype = torch.float32
     num_turns: int = 5
+    shortening: Mapping[str, Any] = field(default_factory=dict)
     correction: float = field(default=1.0, init=False)
 
     @cached_property
@@ -150,9 +152,9 @@ class LatencyTable:
         return self.dense - sum(self.seconds(name, None) for name in self.parts)
 
     def seconds(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> float:
-        """Seconds of a part (tokens: 0), dense or at a rank, in proportion to the tokens that the `plan` leaves it."""
-        if name not in self.parts:
-            return 0.0
+        """Seconds of a part, dense or at a rank, in proportion to the tokens that the `plan` leaves it."""
+        if part := self.shortening.get(name):
+            return self.merge if rank is not None and rank < part.remaining(plan or {}) else 0.0
         part = self.parts[name]
         if plan and part.tokens:
             return self.seconds(name, rank) * part.remaining(plan) / part.tokens
@@ -162,6 +164,15 @@ class LatencyTable:
         known = {part.num_weights(each): seconds for each, seconds in times.items() if each is not None}
         weights = sorted(known)
         return self.correction * float(np.interp(part.num_weights(rank), weights, [known[each] for each in weights]))
+
+    @cached_property
+    def merge(self) -> float:
+        """Seconds of merging tokens in one block, beside what the fewer tokens save."""
+        network = copy_with(self.model)
+        parts = self.shortening.values()
+        self.put(network, plan={part.name: max(part.least, part.tokens - place) for place, part in enumerate(parts, 1)})
+        policy = TimingPolicy(num_turns=max(2, self.num_turns), min_seconds=0.0)
+        return max(0.0, self.measured(network, policy) - self.dense) / len(self.shortening)
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""

@@ -1,250 +1,246 @@
-"""Blocks that merge tokens: fewer go on, each standing for several; attention counts each as often as that.
+"""Blocks with fewer tokens: alike ones are merged, and attention counts each as often as it has originals.
 
-Legend: N samples, T original tokens, n merged ones, D features, p protected tokens at the front, k directions.
+Between blocks all tokens have their places: a merged token's value stands at each of its originals.
+
+Legend: N samples, T original tokens, n merged ones, D features, k directions of the metric.
 """
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Sequence
 from threading import get_ident
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from facts.modules.lowrank import LowRankLayer
+from facts.modules.merging import Choice, as_published, by_ward, constant, schedule
 from facts.modules.networks import without_autocast
+
+log = logging.getLogger(__name__)
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__, Tensor.__radd__)
 NO_MASKS = (
     "this network merges tokens, so none can be masked: compress it with data that have such masks, or parts='units'"
 )
-MERGED = "facts_merged"  # attribute of a block's outputs
+ATTENTION = 0.25  # power of the attention that a token receives from all tokens, and from the fixed ones, in its weight
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """One pass of merging n tokens into m: the `places [N, n]` where each goes, and the new `sizes [N, m]`.
+class Clusters(NamedTuple):
+    """Merged tokens as groups of originals: their `sizes [N, n]`, and the logarithms of these, `bias [N, 1, 1, n]`.
 
-    `shares [N, m, n]` are each token's part in a new one: its size over the new one's, zero elsewhere. Merging is a
-    product with them: to add the few rows that change takes as long on a CPU, and twice as many launches on a GPU.
+    `rows [N, n]` and `places [N, T]` count on from sample to sample: where one original of each token is, and where
+    each original's token is.
     """
 
-    places: Tensor
     sizes: Tensor
-    shares: Tensor
-
-    @classmethod
-    def nearest(cls, features: Tensor, sizes: Tensor, number: int, num_protected: int, by_cosine: bool = False) -> Self:
-        """Merge `number` pairs, each token of the first kind with its nearest of the second by `features [N, n, k]`.
-
-        Tokens are dealt out alternately after the first `num_protected`: the first kind leaves, the second takes.
-        The distance of tokens a and b of sizes s and t is the increase s t / (s + t) ‖a - b‖², Ward's rule
-        (docs/methods.md), or their negative cosine. Equal distances are taken in the order of positions.
-        """
-        first, second = slice(num_protected, None, 2), slice(num_protected + 1, None, 2)
-        features = F.normalize(features, dim=-1) if by_cosine else features
-        leaving, taking = features[:, first], features[:, second]
-        if by_cosine:
-            distances = -leaving @ taking.mT
-        else:
-            squares, inverse = features.square().sum(-1), sizes.reciprocal()
-            of_both = squares[:, first, None] + squares[:, None, second]
-            distances = torch.baddbmm(of_both, leaving, taking.mT, alpha=-2)
-            distances = distances / (inverse[:, first, None] + inverse[:, None, second])
-        least, nearest = distances.min(dim=-1)  # the first of equal ones
-        left = least.sort(dim=-1, stable=True).indices[:, :number]
-        into = num_protected + 1 + 2 * nearest.gather(1, left)
-        left = num_protected + 2 * left
-        stays = torch.ones_like(sizes, dtype=torch.int64).scatter(1, left, 0)
-        places = stays.cumsum(1) - 1
-        places = places.scatter(1, left, places.gather(1, into))
-        members = sizes.new_zeros(sizes.shape[0], sizes.shape[1] - number, sizes.shape[1])
-        members = members.scatter(1, places[:, None], sizes[:, None])
-        sizes = members.sum(-1)
-        return cls(places, sizes, members / sizes[..., None])
-
-    def merged(self, x: Tensor) -> Tensor:
-        """Means `[N, m, D]` of tokens, weighted by their sizes."""
-        return self.shares.to(x.dtype) @ x
-
-    def summed(self, x: Tensor) -> Tensor:
-        """Sums `[N, m, D]` of tokens."""
-        return (self.shares > 0).to(x.dtype) @ x
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Merged tokens `x [N, n, D]`, the number of originals of each, `sizes [N, n]`, and each original's `places`.
-
-    `places [N, T]` are positions among the merged tokens.
-    """
-
-    x: Tensor
-    sizes: Tensor
+    bias: Tensor
+    rows: Tensor
     places: Tensor
 
-    @classmethod
-    def of(cls, x: Tensor) -> Self:
-        """The merged tokens of a block's outputs; tokens from elsewhere stand for themselves."""
-        merged = getattr(x, MERGED, None)
-        if merged is not None:
-            return merged
-        places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-        return cls(x, torch.ones(x.shape[:2], dtype=torch.float32, device=x.device), places)
+    def of(self, x: Tensor) -> Tensor:
+        """The merged tokens `[N, n, D]` among all places `[N, T, D]`."""
+        return _rows(x, self.rows)
 
-    @torch.no_grad()
-    def passes(
-        self, number: int, num_protected: int, directions: Tensor, keys: Tensor | None = None
-    ) -> list[Assignment]:
-        """Choose what to merge, the nearest first, until `number` tokens remain: half of them in each pass.
-
-        The distance is Ward's increase along `directions [k, D]`, or the cosine of `keys [N, n, d]` (Bolya et al.,
-        "Token Merging", ICLR 2023).
-        """
-        passes: list[Assignment] = []
-        with without_autocast(self.x.device):
-            features = F.linear(self.x.float(), directions.float()) if keys is None else keys.float()
-            sizes, by_cosine = self.sizes, keys is not None
-            while (excess := sizes.shape[1] - number) > 0:
-                most = (sizes.shape[1] - num_protected) // 2
-                if passes:
-                    features = passes[-1].merged(features)
-                passes.append(Assignment.nearest(features, sizes, min(excess, most), num_protected, by_cosine))
-                sizes = passes[-1].sizes
-        return passes
-
-    def merged(self, passes: Iterable[Assignment]) -> Self:
-        """Merge in each pass in turn."""
-        x, sizes, places = self.x, self.sizes, self.places
-        with without_autocast(x.device):
-            for each in passes:
-                x, sizes, places = each.merged(x), each.sizes, each.places.gather(1, places)
-        return type(self)(x, sizes, places)
-
-    def restored(self) -> Tensor:
-        """Give each original token its merged one `[N, T, D]`; the next block takes the merged ones from this."""
-        restored = rows_at(self.x, self.places)
-        setattr(restored, MERGED, self)
-        return restored
+    def restored(self, x: Tensor) -> Tensor:
+        """Give each original `[N, T, D]` the value of its merged token."""
+        return _rows(x, self.places)
 
 
-def rows_at(x: Tensor, positions: Tensor) -> Tensor:
-    """Rows `[N, n, D]` of each sample at these positions `[N, n]`, in a tenth of the time that `gather` takes."""
-    starts = x.shape[1] * torch.arange(x.shape[0], device=x.device)[:, None]
-    return x.flatten(0, 1).index_select(0, (starts + positions).flatten()).view(*positions.shape, -1)
+def _rows(x: Tensor, positions: Tensor) -> Tensor:
+    """Rows of all samples, in a tenth of the time that `gather` takes on a CPU."""
+    return x.flatten(0, 1).index_select(0, positions.flatten()).view(*positions.shape, x.shape[-1])
 
 
-@dataclass
-class Passage:
-    """One call of a block: its `tokens`, and those that its entry has `seen` before it merged them.
+class MergeState:
+    """The clusters of the tokens that are on their way through one list of blocks.
 
-    `keys [N, heads, n, d]` are those of the last attention, if the block calls `scaled_dot_product_attention`.
+    They are known by the memory of a block's inputs, so that it can run again, as checkpointing does, and so that two
+    sequences can be on their way. If that is new, since a hook or a cast has copied what the block before gave, it is
+    those that this block left in the same thread.
     """
 
-    tokens: Tokens
-    seen: Tensor | None = None
-    keys: Tensor | None = None
+    def __init__(self) -> None:
+        self.known, self.left = WeakIdKeyDictionary(), dict[int, Clusters | None]()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MergeState, ()
+
+    def of(self, x: Tensor) -> Clusters | None:
+        """The clusters of a block's inputs `[N, T, D]`."""
+        left = self.left.get(_thread())
+        if torch.compiler.is_compiling():
+            return left
+        found = self.known.get(x.untyped_storage(), left)
+        if found is None or found.places.shape != x.shape[:2]:
+            return None
+        self.known[x.untyped_storage()] = found
+        return found
+
+    def leave(self, x: Tensor, clusters: Clusters | None, is_last: bool) -> None:
+        """Note the clusters of a block's outputs."""
+        if is_last:
+            self.left.pop(_thread(), None)
+            return
+        self.left[_thread()] = clusters
+        if clusters and not torch.compiler.is_compiling():
+            self.known[x.untyped_storage()] = clusters
 
 
-class ProportionalAttention(TorchFunctionMode):
-    """Within it, attention counts each key as often as its size, by adding the logarithm to its scores.
-
-    After the entry has merged tokens, additions to the unmerged ones (the residual connection) take the merged ones.
-    """
-
-    def __init__(self, passage: Passage):
-        super().__init__()
-        self.passage, self.bias = passage, passage.tokens.sizes.log()[:, None, None, :]
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        passage = self.passage
-        if func in ADDITIONS and passage.seen is not None:
-            args = tuple(passage.tokens.x if each is passage.seen else each for each in args)
-        if func is F.scaled_dot_product_attention:
-            query, key, value, *others = args
-            passage.keys = key
-            mask = others.pop(0) if others else kwargs.pop("attn_mask", None)
-            if mask is not None and mask.shape[-1] not in (1, key.shape[-2]):
-                raise ValueError(NO_MASKS)
-            if mask is not None and mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
-            bias = self.bias.to(query.dtype)
-            return func(query, key, value, bias if mask is None else bias + mask, *others, **kwargs)
-        if func in SOFTMAX and args[0].ndim == 4 and args[0].shape[-1] == self.bias.shape[-1]:
-            return func(args[0] + self.bias.to(args[0].dtype), *args[1:], **kwargs)
-        return func(*args, **kwargs)
+@torch.compiler.assume_constant_result
+def _thread() -> int:
+    return get_ident()
 
 
 class Merge(nn.Module):
     """Choose tokens to merge until `kept` remain of the `original` ones; other image sizes keep the same share.
 
-    Without `directions`, a block goes on with what an earlier one has merged. With 0 of them, tokens are merged by the
-    cosine of their keys, which are known only `inside` the block, where its entry sees the tokens.
+    Those at the places `fixed`, from the end if negative, are never merged. Without `directions`, a block goes on with
+    what an earlier one has merged. With 0 of them, tokens are merged by the cosine of their keys, as published. Queries
+    and keys are known only `inside` the block, where its entry sees the tokens.
     """
 
     def __init__(
         self,
         kept: int = 0,
         original: int = 0,
-        num_protected: int = 0,
+        fixed: tuple[int, ...] = (),
         directions: Tensor | None = None,
         inside: bool = False,
     ):
         super().__init__()
-        self.kept, self.original, self.num_protected, self.inside = kept, original, num_protected, inside
+        self.kept, self.original, self.fixed, self.inside = kept, original, fixed, inside
         self.register_buffer("directions", directions)
-        self.passages: dict[int, Passage] = {}  # by thread
+        self.is_first = self.is_last = True
+        self.state = MergeState()
+        self.calls: dict[int, BlockCall] = {}  # by thread
 
-    def forward(self, tokens: Tokens, keys: Tensor | None = None) -> list[Assignment]:
-        """Choose the passes; none without directions."""
-        if self.directions is None:
-            return []
-        free, all_free = self.kept - self.num_protected, self.original - self.num_protected
-        here = tokens.places.shape[1] - self.num_protected
-        number = self.num_protected + max(1, (2 * here * free + all_free) // (2 * all_free))
-        if len(self.directions):
-            return tokens.passes(number, self.num_protected, self.directions)
-        if keys is None:
-            raise ValueError(
-                "the keys of this attention are not seen, since it does not call scaled_dot_product_attention or is "
-                "after the merging: take an estimator of both sides, such as facts"
-            )
-        return tokens.passes(number, self.num_protected, self.directions, keys.mean(dim=1))
+    def forward(self, x: Tensor, clusters: Clusters | None, call: "BlockCall") -> tuple[Tensor, Clusters | None]:
+        """Merge tokens `[N, n, D]`; nothing is computed if none have to go."""
+        num_all = x.shape[1] if clusters is None else clusters.places.shape[1]
+        number, p = self.number(num_all), len(self.fixed)
+        if self.directions is None or number >= x.shape[1]:
+            return x, clusters
+        last = tuple(range(x.shape[1] - p, x.shape[1]))
+        fixed = tuple(sorted(place % num_all for place in self.fixed)) if clusters is None else last
+        with torch.no_grad(), without_autocast(x.device):
+            sizes = constant(torch.ones, 1, x.device).expand(x.shape[:2]) if clusters is None else clusters.sizes
+            choice = self._choice(x, sizes, number, fixed, call)
+            starts = constant(torch.arange, x.shape[0], x.device)[:, None]
+            places = choice.places.add(starts, alpha=number)
+            if clusters is None:
+                rows = choice.kept.add(starts, alpha=num_all)
+            else:
+                rows, places = clusters.rows.gather(1, choice.kept), places.flatten()[clusters.places]
+            merged = Clusters(choice.sizes, choice.sizes.log()[:, None, None], rows, places)
+        with without_autocast(x.device):
+            return choice.merged(x), merged
 
-    def num_operations(self, tokens: Tokens, passes: list[Assignment]) -> int:
+    def _choice(self, x: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...], call: "BlockCall") -> Choice:
+        if not len(self.directions):
+            if call.key is None:
+                raise ValueError(
+                    "the keys of this attention are not seen, since it does not call scaled_dot_product_attention or "
+                    "is after the merging: take an estimator of both sides, such as facts"
+                )
+            return as_published(call.key.float().mean(dim=1), sizes, number, fixed)
+        x = x.float() if x.dtype == torch.float16 else x  # whose range is small
+        features = F.linear(x, self.directions.to(x.dtype)).float()
+        per_weight = call.originals_per_weight(sizes, fixed)
+        return by_ward(features, sizes, per_weight, schedule(x.shape[1] - len(fixed), x.shape[1] - number), fixed)
+
+    def number(self, num_all: int) -> int:
+        """How many of the `num_all` tokens of an input remain."""
+        here, free, all_free = (number - len(self.fixed) for number in (num_all, self.kept, self.original))
+        return len(self.fixed) + max(1, (2 * here * free + all_free) // (2 * all_free)) if all_free else 0
+
+    def num_operations(self, args: tuple[Any, ...], outputs: tuple[Any, ...]) -> int:
         """Operations of the product with the metric, if it merges any; to add up the merged tokens does not count."""
-        return 2 * tokens.x.numel() * len(self.directions) if passes else 0
+        return 2 * args[0].numel() * len(self.directions) if outputs[0] is not args[0] else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"passages": {}}
+        return self.__dict__ | {"calls": {}}
 
     def extra_repr(self) -> str:
         return "" if self.directions is None else f"kept={self.kept}, original={self.original}, inside={self.inside}"
 
 
-def _thread() -> int:
-    """Return the number of this thread, by which calls of one network are kept apart; a compiler follows only one."""
-    return 0 if torch.compiler.is_compiling() else get_ident()
+class BlockCall(TorchFunctionMode):
+    """One call of a block with merged tokens `x`, which counts each key as often as its size.
+
+    After the entry has merged what it has `seen`, additions to that (the residual connection) take the merged tokens.
+    """
+
+    def __init__(self, x: Tensor, clusters: Clusters | None):
+        super().__init__()
+        self.x, self.clusters, self.seen = x, clusters, None
+        self.bias = None if clusters is None else clusters.bias
+        self.key = self.scores = None
+        self.is_merging = False  # what that computes is no attention of the block
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if self.is_merging:
+            return func(*args, **kwargs)
+        if func in ADDITIONS and self.seen is not None:
+            args = tuple(self.x if each is self.seen else each for each in args)
+        if func is F.scaled_dot_product_attention:
+            query, key, value, *others = args
+            if query.shape == key.shape:
+                scale = kwargs.get("scale") or query.shape[-1] ** -0.5
+                self.key, self.scores = key, lambda: (query * scale) @ key.transpose(-1, -2)
+            mask = others.pop(0) if others else kwargs.pop("attn_mask", None)
+            if mask is not None and mask.shape[-1] not in (1, key.shape[-2]):
+                raise ValueError(NO_MASKS)
+            if mask is not None and mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+            if self.bias is not None:
+                bias = self.bias.to(query.dtype)
+                mask = bias if mask is None else bias + mask
+            return func(query, key, value, mask, *others, **kwargs)
+        if func in SOFTMAX and args[0].ndim == 4 and args[0].shape[-1] == args[0].shape[-2] == self.x.shape[1]:
+            scores, *others = args
+            self.scores = lambda: scores
+            if self.bias is not None:
+                return func(scores + self.bias.to(scores.dtype), *others, **kwargs)
+        return func(*args, **kwargs)
+
+    def originals_per_weight(self, sizes: Tensor, fixed: tuple[int, ...]) -> Tensor:
+        """How many originals weigh as much as one `[N, n]`: inverse powers of the attention that each receives.
+
+        It is a mean over heads and queries, of all tokens and of the fixed ones. If it is not seen, all weigh one.
+        """
+        if self.scores is None:
+            return torch.ones_like(sizes)
+        attention = self.scores().float().softmax(dim=-1).mean(dim=1)
+        received = attention.mean(dim=1)
+        if not fixed:
+            return received ** (-2 * ATTENTION)
+        of_fixed = attention[:, fixed[0] : fixed[-1] + 1]
+        if of_fixed.shape[1] > len(fixed):  # at both ends, or between
+            of_fixed = attention.index_select(1, constant(torch.tensor, fixed, sizes.device))
+        return (received * (of_fixed.mean(dim=1) if len(fixed) > 1 else of_fixed[:, 0])) ** -ATTENTION
 
 
 class TokenStream(LowRankLayer):
     """The tokens that are to be merged, as outputs of a layer, so that a data pass sees their gradients.
 
-    Those of the first `num_protected` are left out of it. `moved` is by how much another forward function moves them.
+    Those at the places `free` of the `original` ones are captured. `moved` is by how much another forward function
+    moves them.
     """
 
     bias = None
     rank = num_weights = 0
 
-    def __init__(self, size: int, num_protected: int, inside: bool, like: Tensor):
+    def __init__(self, size: int, original: int, free: Sequence[int], inside: bool, like: Tensor):
         super().__init__()
         self.in_features = self.out_features = size
-        self.num_protected, self.inside = num_protected, inside
+        self.original, self.free, self.inside = original, list(free), inside
         self.nothing = nn.Parameter(like.new_empty(0), requires_grad=False)  # has the device and type of a weight
         self.moved: Tensor | None = None
 
@@ -254,9 +250,13 @@ class TokenStream(LowRankLayer):
     def forward(self, x: Tensor) -> Tensor:
         return x  # not a view: the gradient is that of all uses of these tokens
 
+    def captured(self, x: Tensor) -> Tensor:
+        """The free tokens of each of the sequences `[N, sequences * T, D]`."""
+        return x.unflatten(1, (-1, self.original))[:, :, self.free].flatten(1, 2)
+
 
 class Changed(nn.Module):
-    """Base of modules with another behaviour before that of their own class; `tokens` are their block's."""
+    """Base of modules that first do something else than their own class does; `tokens` are their block's."""
 
     tokens: Any
     of_entry: type["Changed"]
@@ -270,10 +270,11 @@ class MergingEntry(Changed):
     """The first module after a block's attention, of merged tokens."""
 
     def forward(self, x: Tensor) -> Any:
-        merge, passage = self.tokens, self.tokens.passages[_thread()]
-        passage.seen, tokens = x, replace(passage.tokens, x=x)
-        passage.tokens = tokens.merged(merge(tokens, passage.keys))
-        return super().forward(passage.tokens.x)
+        call = self.tokens.calls[_thread()]
+        call.is_merging = True
+        call.x, call.clusters = self.tokens(x, call.clusters, call)
+        call.is_merging, call.seen = False, x
+        return super().forward(call.x)
 
 
 class MergedBlock(Changed):
@@ -283,18 +284,31 @@ class MergedBlock(Changed):
     of_entry = MergingEntry
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        tokens, merge = Tokens.of(x), self.tokens
+        merge = self.tokens
+        if kwargs.get("output_attentions"):
+            _warn_of_maps()
+        clusters = None if merge.is_first else merge.state.of(x)
+        call = BlockCall(x if clusters is None else clusters.of(x), clusters)
         if not merge.inside:
-            tokens = tokens.merged(merge(tokens))
-        merge.passages[_thread()] = passage = Passage(tokens)
+            call = BlockCall(*merge(call.x, clusters, call))
+        merge.calls[_thread()] = call
         try:
-            with ProportionalAttention(passage):
-                outputs = super().forward(tokens.x, *args, **kwargs)
+            with call:
+                outputs = super().forward(call.x, *args, **kwargs)
         finally:
-            del merge.passages[_thread()]
+            del merge.calls[_thread()]
         first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-        restored = replace(passage.tokens, x=first).restored()
-        return (restored, *others) if isinstance(outputs, tuple) else restored
+        first = first if call.clusters is None else call.clusters.restored(first)
+        merge.state.leave(first, call.clusters, merge.is_last)
+        return (first, *others) if isinstance(outputs, tuple) else first
+
+
+@functools.cache
+def _warn_of_maps() -> None:
+    log.warning(
+        "attention maps of blocks that merge tokens are of merged ones, [N, heads, n, n], with fewer in later blocks: "
+        "compress with parts='units' to stack or compare them"
+    )
 
 
 class ObservedEntry(Changed):
@@ -342,7 +356,9 @@ def _change(module: nn.Module, behaviour: type[Changed]) -> None:
 
 @functools.cache
 def _combined(behaviour: type[Any], own: type[Any]) -> type[Any]:
-    return type(f"{behaviour.__name__}{own.__name__}", (behaviour, own), {})
+    """A class under the name of a module's own one, by which other libraries find blocks."""
+    names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    return type(own.__name__, (behaviour, own), names)
 
 
 def _new(behaviour: type[Any], own: type[Any]) -> Any:

@@ -14,12 +14,15 @@ LEAST_NORM = 1e-10  # token gradients with a smaller norm do not count
 
 
 class LayerBatch:
-    """`x [N, T, n]` and `g [N, T, m]`, if needed, in float32 or better; the place of the first sample in the data."""
+    """`x [N, T, n]` and `g [N, T, m]`, if needed, in float32 or better; the place of the first sample in the data.
 
-    def __init__(self, x: Tensor, g: Tensor | None, first_sample: int = 0):
+    The tokens are those of `num_calls` calls of the layer, one after another.
+    """
+
+    def __init__(self, x: Tensor, g: Tensor | None, first_sample: int = 0, num_calls: int = 1):
         self.x = at_least_float32(x)
         self._g = None if g is None else at_least_float32(g)
-        self.first_sample = first_sample
+        self.first_sample, self.num_calls = first_sample, num_calls
         self.weights: dict[Any, Tensor] = {}  # of samples, by clipping: moments share them
 
     @property
@@ -30,6 +33,14 @@ class LayerBatch:
     @property
     def num_samples(self) -> int:
         return self.x.shape[-3]
+
+    @property
+    def calls(self) -> list["LayerBatch"]:
+        """The batch of each call; the whole one if they differ in length."""
+        if self.num_calls == 1 or self.x.shape[1] % self.num_calls:
+            return [self]
+        inputs, grads = (each.chunk(self.num_calls, dim=1) for each in (self.x, self.g))
+        return [LayerBatch(x, g, self.first_sample) for x, g in zip(inputs, grads, strict=True)]
 
     def with_one(self) -> "LayerBatch":
         """The same batch with a one appended to each input, `[N, T, n + 1]`: a bias becomes a column of the weight."""

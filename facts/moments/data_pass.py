@@ -111,10 +111,10 @@ class DataPass:
             with autocast(device, self.precision):
                 capture.finish_batch()
 
-    def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
-        if skipped := getattr(self.layers[name], "num_protected", 0):
-            x, g = x[:, skipped:], None if g is None else g[:, skipped:]
-        batch = LayerBatch(x, g, self.next_sample)
+    def _hand_over(self, name: str, x: Tensor, g: Tensor | None, num_calls: int) -> None:
+        if own := getattr(self.layers[name], "captured", None):  # not all of its rows count
+            x, g = own(x), None if g is None else own(g)
+        batch = LayerBatch(x, g, self.next_sample, num_calls)
         # Kept on the device and read once per batch: a check here would synchronise the device at every layer.
         self.sums[name] = tuple(tensor.sum() for tensor in ((batch.x,) if g is None else (batch.x, batch.g)))
         self.add(name, batch)
@@ -191,7 +191,7 @@ class Capture:
     """
 
     def __init__(
-        self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool, by_token: Collection[str]
+        self, consume: Callable[[str, Tensor, Tensor | None, int], None], with_grads: bool, by_token: Collection[str]
     ):
         self.consume, self.with_grads, self.by_token = consume, with_grads, by_token
         self.num_samples = 0
@@ -296,7 +296,7 @@ class Capture:
             call.inputs = call.output_grad = None  # free the memory: hooks of the graph still refer to the call
         x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
         with torch.autocast(x.device.type, enabled=False):  # a block may be running again under autocast
-            self.consume(name, x, g[0] if g else None)
+            self.consume(name, x, g[0] if g else None, len(inputs))
 
 
 def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:

@@ -40,7 +40,7 @@ def find(
     were left alone. Raises `ValueError` if candidates cannot be run.
     """
     model, free, candidates = selection.model, set(selection.layers), list[tuple[str, Kind]]()
-    kinds = [kind.protecting(protected) for kind in kinds_of(chosen)]
+    kinds = [kind.protecting(protected, probe.constant) for kind in kinds_of(chosen)]
     if kinds and probe.outputs is None:
         raise ValueError(f"{chosen} are found by running the network: give calibration data or input_shape")
     for owner, module in reversed(list(model.named_modules())):  # inner modules take their layers first

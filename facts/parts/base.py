@@ -46,6 +46,7 @@ class Description:
     entry: str
     num_directions: Size
     behind: tuple[str, ...] = ()
+    fixed: tuple[Annotated[int, Field(ge=-(2**31), le=2**31)], ...] = ()
 
     @classmethod
     def of(cls, part: Any) -> Self:
@@ -246,8 +247,11 @@ class Found:
 class Kind(ABC):
     """A kind of part: how to recognise it in a network."""
 
-    def protecting(self, protected: int | None) -> Self:
-        """The same kind with a number of tokens at the front that parts leave alone; None finds out."""
+    def protecting(self, protected: int | None, constant: Mapping[str, Any] | None) -> Self:
+        """The same kind with a number of tokens at the front that parts leave alone.
+
+        None finds out, by the rows of modules' inputs that are `constant` (`Probe`).
+        """
         return self
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Tokens: how many of them a block computes with, merged in the Fisher's metric (docs/methods.md).
 
-Legend: N samples, T tokens of a sample, p protected ones among them (class, distillation, register tokens, at the
-front), D features, k directions of the metric.
+Legend: N samples, T tokens of a sample, p protected ones among them (class, distillation, register tokens), D features,
+k directions of the metric.
 """
 
 from bisect import bisect_left
@@ -12,23 +12,24 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.lowrank import LinearLayer, LowRankLayer
+from facts.modules.merging import by_ward, schedule
 from facts.modules.networks import evaluating, hooked
 from facts.modules.tokens import (
     Changed,
+    Clusters,
     Merge,
     MergedBlock,
     MergingEntry,
     ObservedBlock,
-    Tokens,
     TokenStream,
     change_block,
-    rows_at,
 )
 from facts.moments.batch import LayerBatch
 from facts.parts.base import Description, Found, Kind, Part, are_same, in_float64, module_at
@@ -36,6 +37,7 @@ from facts.parts.base import Description, Found, Kind, Part, are_same, in_float6
 NUM_LEVELS = 16  # at which the loss of merging is measured
 NUM_COUNTS = 64  # of tokens to choose from
 SHARE_OF_DIRECTIONS = 4  # one in as many directions of the metric is kept
+AT_ONCE = 8  # samples whose distances stay in a processor's cache: four times as fast as 40
 FEWEST = 4  # tokens worth merging
 
 PLACES = (
@@ -45,12 +47,18 @@ PLACES = (
 NOT_ALONE = "a block that cannot be run by itself, in float64"
 AXES = "a block whose samples are not along the first axis"
 COUNTS = "a block in which a token cannot count as several"
-PREFIX = ("cls", "class", "dist", "reg_token", "register", "prefix")  # in names of parameters that are tokens
+OWN = "a block whose tokens do not come from the data, such as queries"
+UNKNOWN = (
+    "which of its tokens do not come from the data cannot be told, since only one sample of integers is known: say how "
+    "many there are at the front, facts.prepare(..., protected=1)"
+)
 
 
 @dataclass(frozen=True)
 class Merging(Part):
-    """The tokens of a block; a rank is the number that it passes on, with the `protected` ones at the front.
+    """The tokens of a block; a rank is the number that it passes on, with the `protected` ones.
+
+    Those are at the places `fixed`, from the end if negative, or at the front if there are none.
 
     They are merged between attention and MLP if the block's code has an `entry`, the module that sees them there; the
     layers `behind` it compute with the merged ones. Otherwise they are merged before the block. It is one of `length`
@@ -60,6 +68,7 @@ class Merging(Part):
     """
 
     protected: int = 0
+    fixed: tuple[int, ...] = ()
     size: int = 0
     entry: str = ""
     behind: tuple[str, ...] = ()
@@ -76,6 +85,11 @@ class Merging(Part):
     @property
     def least(self) -> int:
         return self.protected + 1
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of the protected tokens."""
+        return self.fixed or tuple(range(self.protected))
 
     def rank_of_ratio(self, ratio: float) -> int:
         """The tokens left here if each block merges the same number, and a mean of `ratio` remain."""
@@ -127,17 +141,18 @@ class Merging(Part):
 
     def slopes(self, batch: LayerBatch, decomposition: Decomposition) -> Tensor:
         """Changes of each sample's loss Σ_t g_t · Δx_t with each token that goes `[N, T]`, merged in several passes."""
+        if batch.num_samples > AT_ONCE:
+            parts = zip(batch.x.split(AT_ONCE), batch.g.split(AT_ONCE), strict=True)
+            return torch.cat([self.slopes(LayerBatch(*part), decomposition) for part in parts])
         count, directions = self.tokens - self.protected, decomposition.right.to(batch.x)
-        state, g, losses = Tokens.of(batch.x), batch.g, [batch.x.new_zeros(batch.num_samples)]
+        x, g, sizes, losses = batch.x, batch.g, torch.ones_like(batch.x[..., 0]), [batch.x.new_zeros(batch.num_samples)]
         step = max(1, count // NUM_LEVELS)
         levels = [count, *range(count - step, 1, -step), 1]
         for number in levels[1:]:
-            loss = losses[-1]
-            for each in state.passes(number, 0, directions):
-                merged = state.merged([each])
-                loss = loss + (g * (rows_at(merged.x, each.places) - state.x)).sum(dim=(1, 2))
-                state, g = merged, each.summed(g)
-            losses.append(loss)
+            choice = by_ward(F.linear(x, directions).float(), sizes, sizes, schedule(x.shape[1], x.shape[1] - number))
+            merged, summed = choice.merged(x), (choice.shares > 0).to(g) @ g
+            losses.append(losses[-1] + (summed * merged).sum(dim=(1, 2)) - (g * x).sum(dim=(1, 2)))
+            x, g, sizes = merged, summed, choice.sizes
         loss = torch.stack(losses, dim=1)  # [N, levels], from all tokens to one
         known = torch.tensor(levels, device=loss.device)
         wanted = torch.arange(count + 1, device=loss.device).clamp(min=1)
@@ -153,15 +168,20 @@ class Merging(Part):
             directions = torch.zeros(self.num_directions, self.size, device=like.device)
         else:
             directions = weights[self.name].right.to(like.device, torch.float32).contiguous()
-        merge = Merge(rank, self.tokens, self.protected, directions, bool(self.entry))
+        merge = Merge(rank, self.tokens, self.places, directions, bool(self.entry))
         change_block(block, MergedBlock, merge, self.entry)
         blocks = list(model.get_submodule(self.owner.rpartition(".")[0]).children())
         for later in blocks[blocks.index(block) + 1 :]:
             if not isinstance(later, Changed):
                 change_block(later, MergedBlock, Merge())
+        merges = [each.tokens for each in blocks if isinstance(each, MergedBlock)]
+        for each in merges:
+            each.state, each.is_first, each.is_last = merges[0].state, each is merges[0], each is merges[-1]
 
     def rewrite(self, network: nn.Module, names: Collection[str]) -> None:
-        stream = TokenStream(self.size, self.protected, bool(self.entry), next(network.parameters()))
+        taken = {place % self.tokens for place in self.places}
+        free = [place for place in range(self.tokens) if place not in taken]
+        stream = TokenStream(self.size, self.tokens, free, bool(self.entry), next(network.parameters()))
         change_block(network.get_submodule(self.owner), ObservedBlock, stream, self.entry)
 
     def stored_shapes(self, linear: LinearLayer) -> dict[str, tuple[int, ...]]:
@@ -173,12 +193,14 @@ class _MergedStream(TokenStream):
     """The tokens of a stream, merged and restored."""
 
     def __init__(self, stream: TokenStream, number: int, directions: Tensor):
-        super().__init__(stream.in_features, stream.num_protected, stream.inside, stream.nothing)
+        super().__init__(stream.in_features, stream.original, stream.free, stream.inside, stream.nothing)
         self.number, self.directions = number, directions
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = Tokens.of(x.view_as(x))
-        return tokens.merged(tokens.passes(self.number, self.num_protected, self.directions.to(x.device))).restored()
+        fixed = tuple(sorted({*range(x.shape[1])} - {*self.free}))
+        sizes, features = torch.ones_like(x[..., 0]).float(), F.linear(x.float(), self.directions.to(x.device))
+        choice = by_ward(features, sizes, sizes, schedule(len(self.free), x.shape[1] - self.number), fixed)
+        return choice.merged(x).take_along_dim(choice.places[..., None], dim=1)
 
 
 def set_tokens(model: nn.Module, counts: Mapping[str, int]) -> None:
@@ -194,8 +216,8 @@ def set_tokens(model: nn.Module, counts: Mapping[str, int]) -> None:
         if name not in blocks:
             raise ValueError(f"{name} merges no tokens: choose from {', '.join(blocks) or 'a network that does'}")
         merge = blocks[name].tokens
-        if not isinstance(count, int) or not merge.num_protected < count <= merge.original:
-            raise ValueError(f"{name} can have {merge.num_protected + 1} to {merge.original} tokens, not {count!r}")
+        if not isinstance(count, int) or not len(merge.fixed) < count <= merge.original:
+            raise ValueError(f"{name} can have {len(merge.fixed) + 1} to {merge.original} tokens, not {count!r}")
     for name, count in counts.items():
         blocks[name].tokens.kept = count
 
@@ -213,15 +235,17 @@ def _merging(model: nn.Module) -> dict[str, MergedBlock]:
 class TokensOfBlocks(Kind):
     """Blocks in a list whose outputs permute with their tokens, and in which a token can count as several.
 
-    The first `protected` tokens are never merged; None finds out. If one block of a list is `unfit`, since its tokens
-    have places, others of its class are taken to be so too, without computing.
+    The first `protected` tokens are never merged; without that, those that are `constant`: by module, the rows of its
+    inputs that do not depend on the data (`Probe`). If one block of a list is `unfit`, since its tokens have places,
+    others of its class are taken to be so too, without computing.
     """
 
     protected: int | None = None
+    constant: Mapping[str, tuple[int, tuple[int, ...]]] | None = None
     unfit: set[tuple[str, type[nn.Module]]] = field(default_factory=set)
 
-    def protecting(self, protected: int | None) -> Self:
-        return type(self)(protected)
+    def protecting(self, protected: int | None, constant: Mapping[str, Any] | None) -> Self:
+        return type(self)(protected, constant)
 
     def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
         return [] if any(True for _ in module.children()) else None
@@ -236,23 +260,43 @@ class TokensOfBlocks(Kind):
         if tokens.ndim == 4 or len(tokens) != 1:
             return Found(reasons={name: PLACES if tokens.ndim == 4 else AXES})
         count, size = tokens.shape[1:]
-        protected = num_protected(model, owner, count) if self.protected is None else self.protected
         if (parent, type(block)) in self.unfit:
             return Found(reasons={name: PLACES})
-        if count - protected < FEWEST or (mixes := _mixes(block, call)) is False:
+        if count < FEWEST or (mixes := _mixes(block, call)) is False:
             return Found()
+        if (fixed := self._fixed(model, parent, count)) is None:
+            return Found(reasons={name: UNKNOWN})
+        if count - len(fixed) < FEWEST:
+            return Found(reasons={name: OWN} if fixed else {})
         if mixes is None:
             return Found(reasons={name: NOT_ALONE})
-        if not _permutes(block, call, protected):
+        if not _permutes(block, call, fixed):
             self.unfit.add((parent, type(block)))
             return Found(reasons={name: PLACES})
         directions = -(-size // SHARE_OF_DIRECTIONS)
-        part = replace(_part(owner), tokens=count, protected=protected, size=size, num_directions=directions)
+        placed = {"protected": len(fixed), "fixed": () if fixed == tuple(range(len(fixed))) else fixed}
+        part = replace(_part(owner), tokens=count, size=size, num_directions=directions, **placed)
         inside = _inside(block, call, part)
         for each in (inside, part):
             if each and _counts(block, call, each):  # and if all are left, the network is the same
                 return Found((each,), changes=(lambda network: None, partial(each.put, rank=count)))
         return Found(reasons={name: COUNTS})
+
+    def _fixed(self, model: nn.Module, parent: str, count: int) -> tuple[int, ...] | None:
+        """Places of the tokens in a list of blocks that do not come from the data, from the end if that is nearer.
+
+        They are those of the first block's inputs, and of other modules' with as many tokens, such as an earlier list
+        of blocks. None if it cannot be told.
+        """
+        if self.protected is not None:
+            return tuple(range(self.protected))
+        if self.constant is None:
+            return None
+        first = f"{parent}.{next(name for name, _ in model.get_submodule(parent).named_children())}"
+        places = {*self.constant.get(first, (0, ()))[1]}
+        for number, rows in self.constant.values():
+            places |= {*rows} if number == count > len(rows) else set()
+        return tuple(sorted(place if 2 * place < count else place - count for place in places))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
         owner, _, last = name.rpartition(".")
@@ -263,7 +307,8 @@ class TokensOfBlocks(Kind):
         for name, block in _merging(model).items():
             merge, (num_directions, size) = block.tokens, block.tokens.directions.shape
             entry = next((within for within, each in block.named_modules() if isinstance(each, MergingEntry)), "")
-            found[name] = Description(merge.original, merge.num_protected, size, entry, num_directions)
+            fixed = () if merge.fixed == tuple(range(len(merge.fixed))) else merge.fixed
+            found[name] = Description(merge.original, len(merge.fixed), size, entry, num_directions, fixed=fixed)
         return found
 
     def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:
@@ -306,28 +351,6 @@ def _is_entry(model: nn.Module, owner: str) -> bool:
     return isinstance(model.get_submodule(parent), nn.ModuleList | nn.Sequential)
 
 
-def num_protected(model: nn.Module, owner: str, count: int) -> int:
-    """The number of tokens at the front that do not come from the data: class, distillation and register tokens.
-
-    Taken from timm's `num_prefix_tokens`, the sizes in a transformers configuration, or parameters with such names.
-    """
-    places = owner.split(".")
-    around = [model.get_submodule(".".join(places[:depth])) for depth in range(len(places) - 1, -1, -1)]
-    for module in around:
-        if isinstance(prefix := getattr(module, "num_prefix_tokens", None), int):
-            return prefix
-        config = getattr(module, "config", None)
-        image, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
-        if isinstance(image, int) and isinstance(patch, int) and 0 <= count - (image // patch) ** 2 < FEWEST * 4:
-            return count - (image // patch) ** 2
-    return sum(
-        parameter.shape[-2] if parameter.ndim > 1 else 1
-        for module in around
-        for name, parameter in module.named_parameters(recurse=False)
-        if any(word in name for word in PREFIX) and parameter.ndim <= 3
-    )
-
-
 def _run(block: nn.Module, call: Call, tokens: Tensor) -> Tensor:
     (_, *others), kwargs = call
     outputs = block(tokens, *others, **kwargs)
@@ -359,11 +382,12 @@ def _mixes(block: nn.Module, call: Call) -> bool:
 
 
 @_in_float64
-def _permutes(block: nn.Module, call: Call, protected: int) -> bool:
-    """Whether outputs permute with the tokens after the protected ones."""
-    tokens = call[0][0]
-    order = torch.randperm(tokens.shape[1] - protected, generator=torch.Generator().manual_seed(0)) + protected
-    order = torch.cat([torch.arange(protected), order]).to(tokens.device)
+def _permutes(block: nn.Module, call: Call, fixed: tuple[int, ...]) -> bool:
+    """Whether outputs permute with the tokens that are not fixed."""
+    tokens, order = call[0][0], torch.arange(call[0][0].shape[1])
+    free = [place for place in order.tolist() if place not in {each % len(order) for each in fixed}]
+    order[free] = order[free][torch.randperm(len(free), generator=torch.Generator().manual_seed(0))]
+    order = order.to(tokens.device)
     return are_same(_run(block, call, tokens)[:, order], _run(block, call, tokens[:, order]))
 
 
@@ -403,9 +427,13 @@ def _counts(block: nn.Module, call: Call, part: Merging) -> bool:
     twice = torch.cat([tokens, tokens[:, -1:]], dim=1)
     expected, count = _run(block, call, twice), tokens.shape[1]
     places = torch.arange(count + 1, device=tokens.device).clamp(max=count - 1)[None]
-    sizes = torch.ones_like(tokens[..., 0]).index_add(1, places[0, -1:], torch.ones_like(tokens[:, :1, 0]))
-    merging = replace(part, name="0.tokens", owner="0", tokens=count + 1)
+    sizes = torch.ones(1, count, device=tokens.device).index_add(1, places[0, -1:], torch.ones(1, 1).to(tokens.device))
+    merging = replace(part, name="0.tokens", owner="0", tokens=count + 1, protected=0, fixed=())
     eye = torch.eye(part.size, dtype=tokens.dtype, device=tokens.device)
     merging.put(nn.ModuleList([block]), count, {"0.tokens": Decomposition(eye, eye, eye[0])})
-    given = Tokens(tokens, sizes, places).restored()
-    return all(are_same(expected, _run(block, call, each)) for each in (given, twice))
+    outputs = [_run(block, call, twice)]
+    merge, rows = block.tokens, torch.arange(count, device=tokens.device)[None]
+    merge.is_first, merge.kept = False, count + 1
+    merge.state.known[twice.untyped_storage()] = Clusters(sizes, sizes.log()[:, None, None], rows, places)
+    outputs.append(_run(block, call, twice))
+    return all(are_same(expected, each) for each in outputs)

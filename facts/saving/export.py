@@ -25,6 +25,7 @@ from facts.calibration.data import as_batches
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
 from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run, without_autocast
+from facts.modules.tokens import Merge
 from facts.result import CompressionResult
 from facts.utils.batches import described
 from facts.utils.files import replacing
@@ -128,7 +129,7 @@ def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[
     model = compressed.model if isinstance(compressed, CompressionResult) else compressed
     if not isinstance(model, nn.Module) or any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"a result or a network with weights can be exported, not this {type(model).__name__}")
-    model = copy_with(model).cpu().eval()
+    model = copy_with(model).cpu().eval().requires_grad_(False)  # with gradients, attention is traced otherwise
     return OneTensor(model) if is_transformers(model) else model, example.detach().cpu()
 
 
@@ -162,6 +163,13 @@ def _stable_sort(values: Any, *, stable: bool, dim: int = -1, descending: bool =
     return opset.TopK(values, size, axis=dim, largest=int(descending))
 
 
+def _of_merging(network: Any) -> list[str]:
+    """Names of the nodes in an ONNX network that choose and merge tokens: one wrong digit would choose others."""
+    merge = f"{Merge.__module__}.{Merge.__name__}"
+    scopes = {node.name: {each.key: each.value for each in node.metadata_props} for node in network.graph.node}
+    return [name for name, each in scopes.items() if merge in each.get("pkg.torch.onnx.class_hierarchy", "")]
+
+
 def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
     """Round the weights of linear layers and convolutions, one scale per channel, and their inputs, one per tensor.
 
@@ -175,6 +183,9 @@ def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
             show(done, len(samples))
             yield {"input": sample.numpy()}
 
+    import onnx
+
+    exact = _of_merging(onnx.load(file, load_external_data=False))
     reader: Any = SimpleNamespace(get_next=partial(next, inputs(), None))
     with progress_of("int8") as show, silence():  # it recommends steps that change nothing in such a file
         quantize_static(
@@ -182,6 +193,7 @@ def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
             out,
             reader,
             op_types_to_quantize=LAYERS,
+            nodes_to_exclude=exact,
             per_channel=True,
             reduce_range=True,  # to seven bits: without VNNI, CPUs add two products in 16 bits; eight bits overflow
             use_external_data_format=file.with_name(f"{file.name}.data").exists(),
@@ -301,12 +313,15 @@ def quantize(file: str, inputs: str, out: str) -> None:
     """Quantize the network in an ONNX file, calibrated on inputs `[N, ...]` in an array, and write OpenVINO's files."""
     os.environ.setdefault("NNCF_CI", "1")  # no telemetry from NNCF either
     openvino, nncf = import_openvino(), import_module("nncf")
-    samples = np.load(inputs)
+    samples, network = np.load(inputs), openvino.Core().read_model(file)
+    exact = {*_of_merging(import_module("onnx").load(file, load_external_data=False))}
+    names = [op.get_friendly_name() for op in network.get_ops() if op.get_friendly_name() in exact]
     network = nncf.quantize(
-        openvino.Core().read_model(file),
+        network,
         nncf.Dataset(range(len(samples)), lambda index: samples[index : index + 1]),
         preset=nncf.QuantizationPreset.MIXED,
         model_type=nncf.ModelType.TRANSFORMER,
+        ignored_scope=nncf.IgnoredScope(names=names),
         subset_size=len(samples),
     )
     openvino.save_model(network, out, compress_to_fp16=False)

@@ -22,41 +22,55 @@ def leading(heads, width, layer, inputs):
     return inputs[0].unflatten(-1, (heads, -1))[..., :width].flatten(-2)
 
 
-def merged(x, sizes, places, kept, original, protected, directions):
-    """Merge the tokens `[N, n, D]` that lose least, until `kept` of `original` ones remain; those have `places`."""
-    here, free, whole = (count - protected for count in (places.shape[1], kept, original))
-    number = protected + max(1, (2 * here * free + whole) // (2 * whole))  # images of other sizes keep the same share
-    while (excess := x.shape[1] - number) > 0:
-        features = x.float() @ directions.float().T
-        (a, b), (s, t) = ((each[:, protected::2], each[:, protected + 1 :: 2]) for each in (features, sizes))
-        loss, into = (torch.cdist(a, b) ** 2 * (s[..., None] * t[:, None] / (s[..., None] + t[:, None]))).min(-1)
-        left = loss.argsort(dim=-1, stable=True)[:, : min(excess, (x.shape[1] - protected) // 2)]
-        left, into = protected + 2 * left, protected + 1 + 2 * into.gather(1, left)
-        sums = torch.cat([x.float() * sizes[..., None], sizes[..., None]], -1)
-        rows = [each[..., None].expand(-1, -1, sums.shape[-1]) for each in (into, left)]
-        sums = sums.scatter_add(1, rows[0], sums.gather(1, rows[1]))
-        stays = torch.ones_like(sizes, dtype=torch.bool).scatter(1, left, False)
-        position = stays.cumsum(1) - 1
-        places = position.scatter(1, left, position.gather(1, into)).gather(1, places)
-        sums = sums[stays].unflatten(0, (len(x), -1))
-        x, sizes = (sums[..., :-1] / sums[..., -1:]).to(x.dtype), sums[..., -1]
+def merged(x, scores, sizes, places, kept, original, p, directions):
+    """Merge the tokens `[N, n, D]` that lose least, until `kept` of `original` remain; the last `p` are never merged.
+
+    The attention that tokens receive by these `scores [N, heads, n, n]` weighs them; originals have their `places`.
+    """
+    here, free, whole, now = (count - p for count in (places.shape[1], kept, original, x.shape[1]))
+    excess = now - max(1, (2 * here * free + whole) // (2 * whole))  # images of other sizes keep the same share
+    passes, attention = [], scores.float().softmax(-1)
+    for _ in range((excess > 0.12 * now) + (excess > 0.4 * now)):
+        passes.append((excess - sum(passes)) // 2)
+    received = attention.mean((1, 2)) * (attention[:, :, now:] if p else attention).mean((1, 2))
+    weights = sizes * received**0.25
+    for leaving in filter(None, [*passes, max(0, excess - sum(passes))]):
+        n, features = x.shape[1], x.float() @ directions.float().T
+        loss = torch.cdist(features, features) ** 2 / (1 / weights[..., None] + 1 / weights[:, None])
+        loss[:, range(n), range(n)] = loss[:, n - p :] = loss[:, :, n - p :] = torch.inf
+        least, nearest = loss.min(-1)
+        order = torch.arange(n, device=x.device)
+        pair = nearest.gather(1, nearest) == order
+        late = 1e14 * least + 1e28 * pair
+        stay = torch.where(pair & (nearest < order), least, late).argsort(dim=-1, stable=True)[:, leaving:]
+        into = loss.gather(2, stay[:, None].expand(-1, n, -1)).argmin(-1)
+        into = into.scatter(1, stay, order[: n - leaving].expand_as(stay))
+        members = torch.nn.functional.one_hot(into, n - leaving).mT.float()
+        shares = members * weights[:, None]
+        x, places = (shares / shares.sum(-1, keepdim=True)).to(x.dtype) @ x, into.gather(1, places)
+        sizes, weights = ((members @ each[..., None])[..., 0] for each in (sizes, weights))
     return x, sizes, places
 
 
 class Merging(nn.Sequential):
     """Blocks, some of which merge tokens between attention and MLP; attention counts each as often as its size."""
 
-    def __init__(self, tokens, blocks):
+    def __init__(self, tokens, fixed, blocks):
         super().__init__(*blocks)
-        self.tokens = tokens
+        self.tokens, self.fixed = tokens, fixed
 
     def forward(self, x):
         sizes = torch.ones(x.shape[:2], device=x.device)
-        places = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+        fixed = [place % x.shape[1] for place in self.fixed]
+        order = torch.tensor([*({*range(x.shape[1])} - {*fixed}), *fixed], device=x.device)
+        x, places = x[:, order], order.argsort().expand(len(x), -1)
         for name, block in self.named_children():
-            x = x + block.ls1(block.attn(block.norm1(x), attn_mask=sizes.log().to(x.dtype)[:, None, None]))
+            inputs, attn = block.norm1(x), block.attn
+            x = x + block.ls1(attn(inputs, attn_mask=sizes.log().to(x.dtype)[:, None, None]))
             if name in self.tokens:
-                x, sizes, places = merged(x, sizes, places, *self.tokens[name])
+                query, key, _ = attn.qkv(inputs).unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+                scores = attn.q_norm(query) * attn.scale @ attn.k_norm(key).mT
+                x, sizes, places = merged(x, scores, sizes, places, *self.tokens[name])
             x = x + block.ls2(block.mlp(block.norm2(x)))
         return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
 
@@ -85,6 +99,7 @@ def load(folder):
             name.split(".")[1]: (made["plan"][name], about["tokens"], about["protected"], directions[name])
             for name, about in made["described"].items()
         }
-        network.blocks = Merging(tokens, network.blocks)
+        about = next(iter(made["described"].values()))
+        network.blocks = Merging(tokens, about["fixed"] or range(about["protected"]), network.blocks)
     network.load_state_dict(weights, assign=True)
     return network.eval()

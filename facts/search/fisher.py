@@ -62,7 +62,7 @@ def _measured(
 
     def add(name: str, batch: LayerBatch) -> None:
         part = calibration.part_of[name]
-        waiting[part.name].append(part.slopes(batch, decompositions[name]))
+        waiting[part.name].append(sum(part.slopes(call, decompositions[name]) for call in batch.calls))
         if len(waiting[part.name]) == len(part.linears):
             slopes = torch.stack(waiting.pop(part.name)).sum(dim=0)
             totals[part.name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)

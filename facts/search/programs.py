@@ -20,14 +20,18 @@ from facts.parts import Part
 from facts.parts.base import Plan
 from facts.search.allocation import Allocation, allocate
 from facts.search.base import AllocationProblem, Profile, Search
+from facts.search.refinement import refined
 from facts.utils.batches import FirstSamples
 from facts.utils.options import Positive, options
 
 NUM_HALVINGS = 40  # of the range of prices
 # Profiles promise too much for large steps, and for widths against tokens: plans are made with limits on the share of
 # the tokens that a block merges, and with discounts on the errors of tokens; measurement decides.
-LIMITS = (0.07, 0.1, 0.14, math.inf)
-LIMITS_AND_DISCOUNTS = ((0.1, 0.5), (0.1, 0.25), (0.14, 0.5), (0.14, 0.25))
+LIMITS = (0.14, 0.25, 0.4, math.inf)
+LIMITS_AND_DISCOUNTS = ((0.14, 0.5), (0.14, 0.25), (0.25, 0.5), (0.25, 0.25), (0.4, 0.25))
+MERGE = 0.004  # of the budget is what a block costs that merges, beside what is counted
+MOST_MERGES = 6  # in one list of blocks: until then, that cost is doubled
+TOLERANCE = 0.03  # of the least error: the plan with the fewest merges within it is taken
 SHARES_BY_TOKENS = (1.0, 0.75)  # of the logarithm of a ratio, with the same number of tokens merged in each block
 NUM_COMPARED = 256  # samples on which plans are compared
 
@@ -62,11 +66,15 @@ class MILPSearch(Search):
         if problem.sensitivity is None:
             return min(plans, key=lambda each: each[1].error)
         samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, NUM_COMPARED)]
-        best, least = plans[0], math.inf
-        for each in plans if len(plans) > 1 else ():
-            if (lost := summed_error(problem, each[0], samples, least)) < least:
-                best, least = each, lost
-        return best
+        least, measured = math.inf, list[float]()
+        for plan, _ in plans:
+            measured.append(summed_error(problem, plan, samples, (1 + TOLERANCE) * least))
+            least = min(least, measured[-1])
+        close = [each for each, lost in zip(plans, measured, strict=True) if lost <= (1 + TOLERANCE) * least]
+        plan, solution = min(close, key=lambda each: program.num_merges(each[0]))
+        for chain in program.chains if program.num_merges(plan) else ():
+            plan = refined(problem, chain, plan, samples)
+        return plan, solution
 
     def _widths(
         self, problem: AllocationProblem, errors: Profile, tokens: Mapping[str, int | None]
@@ -152,15 +160,16 @@ class TokenProgram:
                 found[part.name] = dict(zip(counts, np.maximum.accumulate(errors).tolist(), strict=True))
         return found
 
-    def tokens_at(self, price: float, most: float = math.inf, discount: float = 1.0) -> Plan:
+    def tokens_at(self, price: float, most: float = math.inf, discount: float = 1.0, merge: float = 0.0) -> Plan:
         """The counts of all blocks with the least errors plus cost at a price, which costs a whole budget.
 
-        No block merges more than the fraction `most` of the tokens. Their errors are multiplied by `discount`.
+        No block merges more than the fraction `most` of the tokens. Their errors are multiplied by `discount`. To merge
+        at all costs `merge` of the budget.
         """
-        plans = (self._chain_at(chain, price, most, discount) for chain in self.chains)
+        plans = (self._chain_at(chain, price, most, discount, merge) for chain in self.chains)
         return {name: count for plan in plans for name, count in plan.items()}
 
-    def _chain_at(self, chain: list[Part], price: float, most: float, discount: float) -> Plan:
+    def _chain_at(self, chain: list[Part], price: float, most: float, discount: float, merge: float) -> Plan:
         counts = [*self.cumulative[chain[0].name]]
         start = np.full(len(counts), np.inf)
         start[0] = 0.0  # all tokens enter the first block
@@ -170,6 +179,7 @@ class TokenProgram:
             tables = [self._tables[name] for name in self.within[part.name]]
             within = sum((lost + price * costs).min(axis=1) for _, lost, costs in tables)
             total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
+            total += price * merge * (steps > 0)
             total[(steps < 0) | (steps > most * counts[0])] = np.inf  # tokens do not come back
             origins.append(total.argmin(axis=0))
             start = total.min(axis=0)
@@ -215,17 +225,28 @@ class TokenProgram:
             plan[name] = choices[(errors + price * costs[seen]).argmin()]
         return plan
 
-    def within_budget(self, most: float = math.inf, discount: float = 1.0) -> Plan:
+    def few_merges(self, most: float = math.inf, discount: float = 1.0) -> Plan:
+        """The counts within the budget, with a cost of merging at which no list of blocks has too many merges."""
+        merge = MERGE
+        while self.num_merges(plan := self.within_budget(most, discount, merge)) > MOST_MERGES * len(self.chains):
+            merge *= 2
+        return plan
+
+    def num_merges(self, plan: Plan) -> int:
+        """How many blocks merge tokens with a plan."""
+        return sum(plan[part.name] is not None for chain in self.chains for part in chain)
+
+    def within_budget(self, most: float, discount: float, merge: float) -> Plan:
         """The counts at the least price at which they and the widths at that price fit the budget."""
         low, high = 1e-9, 1e9
         for _ in range(NUM_HALVINGS):
             price = math.sqrt(low * high)
-            tokens = self.tokens_at(price, most, discount)
+            tokens = self.tokens_at(price, most, discount, merge)
             if self.problem.fits(self.widths_at(price, tokens)):
                 high = price
             else:
                 low = price
-        return self.tokens_at(high, most, discount)
+        return self.tokens_at(high, most, discount, merge)
 
     def plans(self) -> Iterator[Mapping[str, int | None]]:
         """Counts of tokens to compare: the program's with several limits, and the same number in each block."""
@@ -233,11 +254,11 @@ class TokenProgram:
             yield {part.name: None for chain in self.chains for part in chain}
             return
         if not any(self.within.values()):
-            yield from (self.spent_on(self.within_budget(most)) for most in LIMITS)
+            yield from (self.spent_on(self.few_merges(most)) for most in LIMITS)
             yield self.problem.at_common_ratio(self.constant)
             return
         for most, discount in LIMITS_AND_DISCOUNTS:
-            yield self.within_budget(most, discount)
+            yield self.few_merges(most, discount)
         ratio = self.problem.budget[self.place] / self.problem.dense[self.place]
         for share in SHARES_BY_TOKENS:
             yield self.constant(ratio**share)

@@ -1,59 +1,169 @@
-"""Merging tokens by themselves: which pairs, in which order, and their means and sums."""
+"""Blocks that merge tokens take and give plain tensors: copies, hooks, reruns and several calls change nothing."""
 
+import copy
+import io
+import logging
+
+import pytest
+import timm
 import torch
+import transformers
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
-from facts.modules.tokens import Assignment, Tokens
+import facts
+from facts.modules import tokens
+from facts.parts import part_at
+from facts.parts.base import Description
+from tests.networks import image_batches
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+VIEWS = ("view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "unbind", "t", "diagonal")
+VIEWS = (*VIEWS, "detach", "split", "alias", "_reshape_alias", "_unsafe_view", "lift_fresh")
 
 
-def test_the_increase_is_wards():
-    """Σ ‖R (x - mean)‖² within groups grows by as much as the distance of the merged pair, in any order of merging."""
+@pytest.fixture(scope="module")
+def merged():
     torch.manual_seed(0)
-    x, directions = torch.randn(1, 12, 6), torch.randn(4, 6)
-    tokens, spread_before = Tokens.of(x), 0.0
-    for number in (9, 7, 4, 2):
-        tokens = tokens.merged(tokens.passes(number, 1, directions))
-        means = tokens.x[0][tokens.places[0]]
-        within = ((x[0] - means) @ directions.T).square().sum().item()
-        assert within > spread_before and tokens.x.shape[1] == number
-        assert torch.allclose(means[0], x[0, 0])  # the protected token
-        assert tokens.sizes.sum() == 12
-        spread_before = within
-    one = Tokens.of(x)
-    merged = one.merged(one.passes(11, 1, directions))
-    a, b = x[0, merged.places[0] == merged.sizes[0].argmax()]
-    means = merged.x[0][merged.places[0]]
-    expected = 0.5 * ((a - b) @ directions.T).square().sum()
-    assert torch.allclose(((x[0] - means) @ directions.T).square().sum(), expected, rtol=1e-5)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=4, embed_dim=48, num_heads=3, num_classes=10)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=0.2)
+    prepared = facts.prepare(model.double().eval(), images(), parts="tokens")
+    return facts.compress(prepared, search="uniform", ratio=0.6).model
 
 
-def test_nearest_pairs_are_those_of_brute_force():
-    torch.manual_seed(1)
-    x, sizes, directions = torch.randn(3, 11, 5), torch.randint(1, 4, (3, 11)).float(), torch.randn(5, 5)
-    found = Assignment.nearest(x @ directions.T, sizes, 3, 1)
-    for sample in range(3):
-        best = []
-        for a in range(1, 11, 2):
-            costs = []
-            for b in range(2, 11, 2):
-                s, t = sizes[sample, a].item(), sizes[sample, b].item()
-                gap = directions @ (x[sample, a] - x[sample, b])
-                costs.append((s * t / (s + t) * gap.square().sum().item(), b))
-            best.append((*min(costs), a))
-        chosen = sorted(best)[:3]
-        groups = {a: b for _, b, a in chosen}
-        expected = sorted({*range(11)} - {*groups})
-        assert found.places[sample].tolist() == [expected.index(groups.get(token, token)) for token in range(11)]
+def images():
+    return [(x.double(), y) for x, y in image_batches([8, 8, 8], shape=(3, 64, 64))]
 
 
-def test_equal_tokens_are_taken_in_the_order_of_positions():
-    found = Assignment.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 2, 1)
-    assert found.places.tolist() == [[0, 1, 1, 1, 2, 3, 4, 5, 6]] * 2
+def inputs():
+    return images()[0][0]
 
 
-def test_several_tokens_can_go_into_one():
-    x = torch.randn(2, 9, 4, dtype=torch.float64, requires_grad=True)
-    found = Assignment.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 3, 1)
-    merged, summed = found.merged(x), found.summed(x)
-    assert merged[:, 1].allclose(x[:, [1, 2, 3, 5]].mean(1)) and summed[:, 1].allclose(x[:, [1, 2, 3, 5]].sum(1))
-    assert merged[:, [0, 2, 3, 4, 5]].equal(x[:, [0, 4, 6, 7, 8]]) and found.sizes.tolist() == [[1, 4, 1, 1, 1, 1]] * 2
-    assert torch.autograd.gradcheck(found.merged, x)
+def hooked(model, hook):
+    model = copy.deepcopy(model)
+    for block in model.blocks:
+        block.register_forward_hook(hook)
+    return model
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda out: out.clone(), lambda out: out.double() + 0, lambda out: out.flip(0).flip(0), lambda out: out]
+)
+def test_a_copy_between_blocks_changes_nothing(merged, copied):
+    model = hooked(merged, lambda module, args, out: copied(out))
+    assert torch.equal(model(inputs()), merged(inputs()))
+
+
+def test_backward_hooks_and_compiled_blocks_change_nothing(merged):
+    model, compiled = copy.deepcopy(merged), copy.deepcopy(merged)
+    for block in model.blocks:
+        block.register_full_backward_hook(lambda *_: None)
+    for block in (compiled.blocks[0], compiled.blocks[2]):  # the others run as they are
+        block.compile(backend="eager", fullgraph=True)
+    assert torch.equal(model(inputs()), merged(inputs()))
+    with torch.no_grad():
+        assert torch.allclose(compiled(inputs()), merged(inputs()), atol=1e-10)
+
+
+def test_an_edit_in_place_counts_as_a_new_tensor_does(merged):
+    steer = torch.randn(48).double()
+    in_place = hooked(merged, lambda module, args, out: out.add_(steer))
+    assert torch.equal(in_place(inputs()), hooked(merged, lambda module, args, out: out + steer)(inputs()))
+    assert not torch.allclose(in_place(inputs()), merged(inputs()))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_blocks_have_the_same_gradients(merged, use_reentrant):
+    grads = []
+    for checkpointed in (False, True):
+        model = copy.deepcopy(merged).train()
+        x = model.pos_drop(model._pos_embed(model.patch_embed(inputs().requires_grad_())))
+        others = x.detach().flip(1).requires_grad_()  # another sequence, at the same time
+        for block in model.blocks:
+            x, others = (
+                checkpoint(block, each, use_reentrant=use_reentrant) if checkpointed else block(each)
+                for each in (x, others)
+            )
+        (x.square().sum() + others.square().sum()).backward()
+        grads.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    assert all(torch.allclose(one, other, rtol=1e-9) for one, other in zip(*grads, strict=True))
+
+
+def test_two_sequences_may_take_turns_in_each_block(merged):
+    one, other = inputs().split(4)
+
+    def embedded(x):
+        return merged._pos_embed(merged.patch_embed(x))
+
+    sequences, alone = [embedded(one), embedded(other)], [embedded(one), embedded(other)]
+    for block in merged.blocks:
+        sequences = [block(each) for each in sequences]
+    for place in (0, 1):
+        for block in merged.blocks:
+            alone[place] = block(alone[place])
+        assert torch.equal(sequences[place], alone[place])
+
+
+def test_outputs_of_blocks_are_plain_tensors(merged):
+    kept, file = {}, io.BytesIO()
+    merged.blocks[1].register_forward_hook(lambda module, args, out: kept.update(features=out))
+    with torch.no_grad():
+        merged(inputs())
+    torch.save(kept, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["features"].equal(kept["features"])
+    assert type(kept["features"]) is torch.Tensor and not vars(kept["features"])
+    assert not merged.blocks[1].tokens.state.left  # nothing is left behind a pass
+
+
+def test_a_changed_block_keeps_the_name_of_its_class(merged):
+    block = type(merged.blocks[1])
+    assert (block.__name__, block.__module__) == ("Block", "timm.models.vision_transformer")
+    assert isinstance(merged.blocks[1], tokens.MergedBlock)
+
+
+def test_attention_maps_come_with_advice(caplog):
+    model = transformers.ViTModel(transformers.ViTConfig(**SIZES)).eval()
+    model.set_attn_implementation("eager")
+    batch = torch.randn(8, 3, 32, 32)
+    merged = facts.compress(facts.prepare(model, [batch, batch], parts="tokens"), ratio=0.6, search="uniform").model
+    tokens._warn_of_maps.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert len({each.shape for each in merged(batch, output_attentions=True).attentions}) > 1
+    assert "compress with parts='units'" in caplog.text
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations, but for views."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func.overloadpacket.__name__ not in VIEWS
+        return func(*args, **kwargs or {})
+
+
+def kernels_of(model, x):
+    with torch.no_grad(), Kernels() as kernels:
+        model(x)
+        first = kernels.number
+        model(x)  # constants are kept from the first pass
+    return kernels.number - first
+
+
+@pytest.mark.parametrize(("kept", "most"), [(185, 45), (150, 64)])
+def test_a_merge_is_a_few_dozen_kernels(kept, most):
+    model, x = timm.create_model("deit_tiny_patch16_224", depth=3).eval(), torch.randn(2, 3, 224, 224)
+    dense = kernels_of(model, x)
+    assert dense == 35
+    merged = copy.deepcopy(model)
+    described = Description(tokens=197, protected=1, size=192, entry="norm2", num_directions=48)
+    part = part_at(merged, "blocks.1.tokens", "tokens", {"blocks.1.tokens": described})
+    part.put(merged, kept)
+    behind = 3  # places are taken and restored, and the bias is expanded
+    assert kernels_of(merged, x) - dense - behind <= most
+    part.put(merged, 197)
+    assert kernels_of(merged, x) == dense  # blocks that merge nothing compute nothing

@@ -18,8 +18,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 import facts
 from facts.cost.timing import TimingPolicy
 from facts.models import TimmModel
-from facts.modules.tokens import Merge, MergedBlock, Tokens, change_block
+from facts.modules.merging import by_ward
+from facts.modules.tokens import Merge, MergedBlock, change_block
 from facts.moments.batch import LayerBatch
+from facts.parts.tokens import Merging
 from facts.saving import standalone
 from facts.search import programs
 from facts.search.programs import TokenProgram
@@ -77,23 +79,21 @@ def test_merging_equal_tokens_changes_nothing_and_each_keeps_its_place():
         merged.get_submodule(part.owner).tokens.directions = torch.eye(48)
     expected = model(images)
     assert merged(images).shape == expected.shape
-    assert torch.allclose(merged(images), expected, rtol=0, atol=1e-10)
+    assert torch.allclose(merged(images), expected, rtol=0, atol=1e-6)  # shares are float32
 
 
-def test_outputs_permute_with_tokens_of_the_same_kind():
-    """One block merges: which tokens are of which kind afterwards depends on those that left."""
-    model, order = vit(num_classes=0, global_pool="", class_token=False), torch.arange(16)
+def test_outputs_permute_with_tokens():
+    model, order = vit(num_classes=0, global_pool="", class_token=False), torch.randperm(16)
     model.pos_embed.data.zero_()
     prepared = facts.prepare(model, [x for x, _ in batches()], parts="tokens")
-    plan = {"blocks.0.tokens": 11, "blocks.1.tokens": None, "blocks.2.tokens": None}
+    plan = {"blocks.0.tokens": 11, "blocks.1.tokens": None, "blocks.2.tokens": 6}
     merged = prepared.apply(plan, prepared.decompositions(facts.estimators.FACTS()))
     patches = torch.randn(2, 16, 3, 16, 16).double()
-    order[::2], order[1::2] = order[::2][torch.randperm(8)], order[1::2][torch.randperm(8)]
     found, permuted, dense = (
         network(each.unflatten(1, (4, 4)).permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3))
         for network, each in ((merged, patches), (merged, patches[:, order]), (model, patches))
     )
-    assert torch.allclose(permuted, found[:, order], rtol=0, atol=1e-10) and not torch.allclose(found, dense)
+    assert torch.allclose(permuted, found[:, order], rtol=0, atol=1e-5) and not torch.allclose(found, dense)
 
 
 def as_published(model, image, counts):
@@ -222,11 +222,12 @@ def test_slopes_are_the_gradients_times_the_moves(prepared):
     x, g = torch.randn(5, part.tokens - part.protected, 48), torch.randn(5, part.tokens - part.protected, 48)
     decomposition = prepared.decompositions(prepared.suited(facts.estimators.FACTS()))["blocks.1.tokens"]
     lost = part.slopes(LayerBatch(x, g), decomposition).flip(-1).cumsum(-1).flip(-1)  # at 0 .. T - 1 tokens
-    tokens = Tokens.of(x)
-    for left in range(len(x[0]) - 1, 0, -1):  # one at a time, as 16 levels of 16 tokens
-        tokens = tokens.merged(tokens.passes(left, 0, decomposition.right.float()))
-        expected = (g * (tokens.restored() - x)).sum(dim=(1, 2))
-        assert torch.allclose(lost[:, part.protected + left], expected, atol=1e-4)
+    features, ones = x @ decomposition.right.float().mT, torch.ones(5, len(x[0]))
+    for number in range(1, len(x[0])):  # one at a time, as 16 levels of 16 tokens
+        found = by_ward(features, ones, ones, [1] * number)
+        moved = found.merged(x).take_along_dim(found.places[..., None], dim=1) - x
+        expected = (g * moved).sum(dim=(1, 2))
+        assert torch.allclose(lost[:, part.protected + len(x[0]) - number], expected, atol=1e-4)
 
 
 def test_the_program_finds_the_plan_of_brute_force(prepared):
@@ -407,6 +408,81 @@ def test_a_folder_for_every_budget_is_cut(alone, result, tmp_path):
 def test_protected_tokens_can_be_said():
     prepared = facts.prepare(vit(), batches(), parts="tokens", protected=5)
     assert {part.protected for part in prepared.parts.values()} == {5}
+
+
+class Prompted(nn.Module):
+    """Tokens of its own stand in front of those of the data, between them, and behind; two lists of blocks see them."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True) for _ in range(4)]
+        self.early, self.late = nn.ModuleList(layers[:2]), nn.ModuleList(layers[2:])
+        self.own, self.head = nn.Parameter(torch.randn(6, 16)), nn.Linear(16, 4)
+
+    def hidden(self, x):
+        one, two, three = (each.expand(len(x), -1, -1) for each in self.own.split((1, 2, 3)))
+        x = torch.cat([one, x[:, :8], two, x[:, 8:], three], dim=1)
+        for block in (*self.early, *self.late):
+            x = block(x)
+        return x
+
+    def forward(self, x):
+        return self.head(self.hidden(x)[:, 0])
+
+
+def test_tokens_that_do_not_come_from_the_data_are_never_merged(tmp_path):
+    model, data = spread(Prompted()), batches((24, 16))
+    prepared = facts.prepare(model, data, parts="tokens")
+    assert {part.places for part in prepared.parts.values()} == {(-3, -2, -1, 0, 9, 10)}
+    result = facts.compress(prepared, search="uniform", ratio=0.5)
+    facts.save_compressed(result, tmp_path)
+    for network in (result.model, facts.load_compressed(tmp_path, spread(Prompted())).model):
+        rows = network.hidden(data[0][0])
+        for own in (0, 9, 10, 27, 28, 29):
+            assert ((rows == rows[:, own, None]).all(dim=-1).sum(dim=1) == 1).all()
+        assert all(len(each.unique(dim=0)) < 30 for each in rows)
+
+
+def test_of_one_sample_of_integers_nothing_can_be_told():
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 4}
+    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=32)
+    model, one = transformers.BertForSequenceClassification(config).eval(), texts()[0]
+    alike = [{name: each[:1].expand(4, *each.shape[1:]) for name, each in one.items()}] * 6
+    with pytest.raises(ValueError, match="only one sample of integers is known: say how many there are at the front"):
+        facts.prepare(model, alike, parts="tokens")
+    assert facts.prepare(model, alike, parts="tokens", protected=1).parts
+
+
+class Siamese(nn.Module):
+    """A backbone that is called twice for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = vit(num_classes=0, depth=2), nn.Linear(48, 4)
+
+    def forward(self, x):
+        return self.head(self.backbone(x[:, 0]) - self.backbone(x[:, 1]))
+
+
+def test_two_calls_of_a_backbone_are_two_sequences(monkeypatch):
+    seen, slopes = set(), Merging.slopes
+
+    def noted(self, batch, decomposition):
+        seen.add(tuple(batch.x.shape[1:]))
+        return slopes(self, batch, decomposition)
+
+    monkeypatch.setattr(Merging, "slopes", noted)
+    result = facts.compress(spread(Siamese()), batches((2, 3, 64, 64)), parts="tokens", ratio=0.6)
+    assert seen == {(16, 48)} and any(result.plan.values())
+
+
+def test_a_merge_takes_time_of_its_own():
+    prepared = facts.prepare(vit(), batches(), parts=("units", "tokens"))
+    table = prepared.latency_table(2)
+    table.__dict__["merge"] = 0.5
+    plan = {"blocks.0.tokens": 12, "blocks.1.tokens": 12}
+    assert [table.seconds(name, 12, plan) for name in plan] == [0.5, 0.0]
+    assert prepared.latency_table(2).merge >= 0
 
 
 def test_what_does_not_go_together_is_refused(prepared):

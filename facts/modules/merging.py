@@ -1,0 +1,134 @@
+"""Which tokens merge: those that are alike, by Ward's rule or as Token Merging does it.
+
+Legend: N samples, n tokens, m of them after merging, k features by which they are compared.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SINGLE_PASS, TWO_PASSES = 0.12, 0.4  # largest shares of the tokens that so many passes merge
+LATE = 1e14  # factor on increases that are merged after those of all reciprocal pairs
+
+
+class Choice(NamedTuple):
+    """Which of n tokens go into which of m: `places [N, n]`, and one that each comes from, `kept [N, m]`.
+
+    `shares [N, m, n]` are the weights of means, and `sizes [N, m]` the numbers of originals.
+    """
+
+    places: Tensor
+    kept: Tensor
+    shares: Tensor
+    sizes: Tensor
+
+    def merged(self, x: Tensor) -> Tensor:
+        """Weighted means `[N, m, D]` of tokens."""
+        return self.shares.to(x.dtype) @ x
+
+
+def schedule(number: int, excess: int) -> list[int]:
+    """Numbers of tokens that leave in each pass if `excess` of `number` do: halves of the rest, then all of it."""
+    passes: list[int] = []
+    halves = 0 if excess <= SINGLE_PASS * number else 1 if excess <= TWO_PASSES * number else 2
+    for _ in range(halves):
+        if half := (excess - sum(passes)) // 2:
+            passes.append(half)
+    return [*passes, excess - sum(passes)]
+
+
+def by_ward(
+    features: Tensor, sizes: Tensor, per_weight: Tensor, passes: Sequence[int], fixed: tuple[int, ...] = ()
+) -> Choice:
+    """Merge tokens by Ward's rule, as many in each pass as `passes` say; those at the places `fixed` stay.
+
+    The weight of a token is its size `[N, n]` over `per_weight`, the number of originals for a unit of weight.
+
+    Merging tokens a and b of weights v and w costs v w / (v + w) ‖a - b‖², by `features [N, n, k]` in float32. Pairs
+    that are each other's nearest merge first, the cheapest first, then the cheapest others with the nearest that stays;
+    at equal costs, in the order of tokens. Each pass goes on with weighted means. The fixed tokens end up last.
+    """
+    order, device = constant(torch.arange, features.shape[1], features.device), features.device
+    weights, inverse = sizes / per_weight, per_weight / sizes
+    one = constant(torch.ones, 1, device).expand(*sizes.shape, 1)
+    base = torch.cat([features, one, per_weight[..., None]], dim=-1)
+    means, apart = base[..., :-1], constant(_apart, features.shape[1], fixed, device)
+    places = kept = None
+    for number, leaving in enumerate(passes):
+        step, stay = _pass(means, inverse, leaving, apart, order[: means.shape[1]])
+        places = step if places is None else step.gather(1, places)
+        kept = stay if kept is None else kept.gather(1, stay)
+        members = (places[:, None] == order[: stay.shape[1], None]) * weights[:, None]
+        sums = members @ base
+        if number < len(passes) - 1:
+            inverse = sums[..., -2].reciprocal()
+            means = sums[..., :-1] * inverse[..., None]
+            apart = constant(_apart, stay.shape[1], tuple(range(stay.shape[1]))[stay.shape[1] - len(fixed) :], device)
+    assert places is not None and kept is not None
+    return Choice(places, kept, members / sums[..., -2, None], sums[..., -1])
+
+
+def _pass(means: Tensor, inverse: Tensor, leaving: int, apart: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Let `leaving` tokens go into others; return the new places `[N, n]`, and those that stay `[N, n - leaving]`.
+
+    The last of the `means [N, n, k + 1]` is one, so that no square is zero, and `apart` makes increases infinite.
+    """
+    products = means @ means.mT
+    squares = products.diagonal(dim1=1, dim2=2)
+    gaps = torch.addcmul(squares[:, :, None], squares[:, None], apart).sub_(products, alpha=2)
+    increases = gaps.div_(inverse[:, :, None] + inverse[:, None])
+    least, nearest = increases.min(dim=-1)  # the first of equal ones
+    reciprocal = nearest.gather(1, nearest) == order
+    late = torch.add(LATE * least, reciprocal, alpha=LATE**2)  # at last the other one of a reciprocal pair
+    ranked = torch.where(reciprocal & (nearest < order), least, late).sort(dim=-1, stable=True).indices
+    stay = ranked[:, leaving:]
+    nearest = increases.gather(2, stay[:, None].expand(-1, means.shape[1], -1)).argmin(dim=-1)
+    return nearest.scatter(1, stay, order[: stay.shape[1]].expand_as(stay)), stay
+
+
+def as_published(keys: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
+    """Merge tokens until `number` remain, as Token Merging does (Bolya et al., ICLR 2023), half of them in each pass.
+
+    Tokens are dealt out alternately; each of the first kind leaves for the most similar of the second by
+    `keys [N, n, d]`, the most similar first. The fixed tokens end up last.
+    """
+    free = [place for place in range(keys.shape[1]) if place not in {*fixed}]
+    kept = torch.tensor([*free, *fixed], device=keys.device).expand(keys.shape[0], -1)
+    places, members = torch.argsort(kept, dim=1), torch.eye(keys.shape[1], device=keys.device)[kept] * sizes[:, None]
+    while (excess := kept.shape[1] - number) > 0:
+        free_ones = F.normalize(members @ keys, dim=-1)[:, : kept.shape[1] - len(fixed)]
+        alike, nearest = (free_ones[:, ::2] @ free_ones[:, 1::2].mT).max(dim=-1)
+        leaving = min(excess, free_ones.shape[1] // 2)
+        left = 2 * alike.sort(dim=-1, stable=True, descending=True).indices[:, :leaving]
+        into = 1 + 2 * nearest.gather(1, left // 2)
+        stays = torch.ones_like(kept).scatter(1, left, 0)
+        stay = stays.sort(dim=-1, stable=True, descending=True).indices[:, : kept.shape[1] - leaving]
+        step = stays.cumsum(1) - 1
+        step = step.scatter(1, left, step.gather(1, into))
+        places, kept = step.gather(1, places), kept.gather(1, stay)
+        members = (places[:, None] == constant(torch.arange, kept.shape[1], keys.device)[:, None]) * sizes[:, None]
+    totals = members.sum(dim=-1)
+    return Choice(places, kept, members / totals[..., None], totals)
+
+
+def constant(make: Callable[..., Tensor], *args: Any) -> Tensor:
+    """A tensor made of sizes and, last, a device; it is kept, except within a trace and on the meta device."""
+    traced = torch.compiler.is_compiling() or args[-1].type == "meta"
+    return make(*args[:-1], device=args[-1]) if traced else _kept(make, *args)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(make: Callable[..., Tensor], *args: Any) -> Tensor:
+    return make(*args[:-1], device=args[-1])
+
+
+def _apart(number: int, fixed: tuple[int, ...], device: torch.device) -> Tensor:
+    """Factors `[n, n]`: infinite between a token and itself, and between a fixed token and any other, else one."""
+    factors = torch.eye(number, device=device)
+    for place in fixed:
+        factors[place] = factors[:, place] = 1
+    return torch.where(factors > 0, torch.inf, 1.0)
