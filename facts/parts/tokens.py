@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -144,15 +145,17 @@ class Merging(Part):
         if batch.num_samples > AT_ONCE:
             parts = zip(batch.x.split(AT_ONCE), batch.g.split(AT_ONCE), strict=True)
             return torch.cat([self.slopes(LayerBatch(*part), decomposition) for part in parts])
-        count, directions = self.tokens - self.protected, decomposition.right.to(batch.x)
-        x, g, sizes, losses = batch.x, batch.g, torch.ones_like(batch.x[..., 0]), [batch.x.new_zeros(batch.num_samples)]
-        step = max(1, count // NUM_LEVELS)
+        count, moves = self.tokens - self.protected, batch.g @ batch.x.mT
+        moves = moves - moves.diagonal(dim1=1, dim2=2)[..., None]  # g_s · (x_t - x_s)
+        features, losses = F.linear(batch.x, decomposition.right.to(batch.x)).float(), [moves.new_zeros(len(moves))]
+        ones, places = torch.ones_like(features[..., 0]), torch.arange(count, device=moves.device).expand(len(moves), -1)
+        step, sizes = max(1, count // NUM_LEVELS), ones
         levels = [count, *range(count - step, 1, -step), 1]
-        for number in levels[1:]:
-            choice = by_ward(F.linear(x, directions).float(), sizes, sizes, schedule(x.shape[1], x.shape[1] - number))
-            merged, summed = choice.merged(x), (choice.shares > 0).to(g) @ g
-            losses.append(losses[-1] + (summed * merged).sum(dim=(1, 2)) - (g * x).sum(dim=(1, 2)))
-            x, g, sizes = merged, summed, choice.sizes
+        for before, number in pairwise(levels):
+            choice = by_ward(features, sizes, ones[:, :before], schedule(before, before - number))
+            features, sizes, places = choice.merged(features), choice.sizes, choice.places.gather(1, places)
+            together = torch.where(places[:, :, None] == places[:, None], moves, 0).sum(dim=2)
+            losses.append((together / sizes.gather(1, places)).sum(dim=1))
         loss = torch.stack(losses, dim=1)  # [N, levels], from all tokens to one
         known = torch.tensor(levels, device=loss.device)
         wanted = torch.arange(count + 1, device=loss.device).clamp(min=1)

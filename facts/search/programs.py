@@ -68,9 +68,9 @@ class MILPSearch(Search):
         samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, NUM_COMPARED)]
         least, measured = math.inf, list[float]()
         for plan, _ in plans:
-            measured.append(summed_error(problem, plan, samples, (1 + TOLERANCE) * least))
+            measured.append(summed_error(problem, plan, samples, _close_to(least)))
             least = min(least, measured[-1])
-        close = [each for each, lost in zip(plans, measured, strict=True) if lost <= (1 + TOLERANCE) * least]
+        close = [each for each, lost in zip(plans, measured, strict=True) if lost <= _close_to(least)]
         plan, solution = min(close, key=lambda each: program.num_merges(each[0]))
         for chain in program.chains if program.num_merges(plan) else ():
             plan = refined(problem, chain, plan, samples)
@@ -111,6 +111,11 @@ def summed_error(
         if total > most:
             return math.inf
     return total
+
+
+def _close_to(error: float) -> float:
+    """The largest error that counts as equal; by rounding, the least one may be negative."""
+    return error + TOLERANCE * abs(error)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""Plans of tokens refined by measuring: within the budget and never worse on the samples."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import facts
+from facts.search import AllocationProblem
+from facts.search.programs import TokenProgram, summed_error
+from facts.search.refinement import _changed, _measured, refined
+from tests.parts.test_tokens import batches, vit
+
+
+@pytest.fixture(scope="module")
+def problem():
+    prepared = facts.prepare(vit(depth=4), batches(), parts="tokens")
+    decompositions = prepared.decompositions(facts.estimators.FACTS())
+    return AllocationProblem(prepared, facts.estimators.FACTS(), decompositions, {"flops": 0.6})
+
+
+@pytest.fixture
+def samples():
+    return [(batch, []) for batch in batches()]
+
+
+def test_it_is_within_the_budget_and_never_worse(problem, samples):
+    chain = list(problem.parts.values())
+    plan = problem.at_common_ratio(TokenProgram(problem, {}).constant)
+    before = summed_error(problem, plan, samples, torch.inf)
+    found = refined(problem, chain, plan, samples)
+    assert found != plan and problem.fits(found)
+    assert summed_error(problem, found, samples, torch.inf) < before
+    tight = replace(problem, limits=problem.spent(plan))
+    assert tight.fits(refined(tight, chain, plan, samples))
+
+
+def test_kept_outputs_do_not_change_what_is_measured(problem, samples):
+    chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (15, 15, 8, 6), strict=True))
+    variants = [counts, counts | {"blocks.2.tokens": 9}, counts | {"blocks.3.tokens": 3}, dict.fromkeys(counts, 9)]
+    network = problem.calibration.apply(counts, problem.decompositions)
+    for batch, originals in samples:
+        originals.append(problem.model(batch[0]))
+    found = _measured(problem, network, chain, variants, samples)
+    expected = [summed_error(problem, each, samples, torch.inf) for each in variants]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_blocks_that_merge_nothing_follow_a_change(problem):
+    chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (12, 12, 12, 6), strict=True))
+    changes = [((0, 3), (15, 15, 15, 6)), ((1, -2), (12, 10, 10, 6)), ((0, -9), (6, 6, 6, 6)), ((2, 2), (12, 12, 12, 6))]
+    for (place, by), expected in (*changes, ((3, -9), (12, 12, 12, 2))):
+        assert tuple(_changed(chain, counts, chain[place], by).values()) == expected
