@@ -161,7 +161,6 @@ class Config:
     stages: dict[str, ByProfile] | None = None
     experiment: Experiment | None = None
     parts: str = MISSING
-    rounds: list[float] | None = None
     form: str = MISSING
     fit_bias: bool = MISSING
     ratio: float = MISSING

@@ -22,7 +22,7 @@ from facts.modules.lowrank import LinearLayer
 from facts.moments.collect import DEFAULT_POLICY, LayerMoments, MemoryPolicy, collect_moments
 from facts.moments.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
 from facts.moments.statistics import InputSum, Moment, at_least_tiny
-from facts.parts import Part, Plan, apply, part_at, put, rewritten, with_convolutions
+from facts.parts import Part, Plan, apply, put
 from facts.parts.base import Problem, packed, unpacked
 from facts.utils.batches import to_device
 from facts.utils.cache import Cache, calibration_key, content_key, file_name, name_of, shared_code
@@ -175,16 +175,6 @@ class Calibration:
     def in_form(self, form: Form) -> "Calibration":
         """The same calibration with low-rank layers in another form."""
         return replace(self, form=form, parts={name: part.in_form(form) for name, part in self.parts.items()})
-
-    def of_narrowed(self, model: nn.Module) -> "Calibration":
-        """The same calibration for a network in which some units have been narrowed."""
-        model, parts = with_convolutions(model, self.kinds, self.parts), {}
-        for name, earlier in self.parts.items():
-            part = part_at(model, name, self.kinds)
-            assert part
-            parts[name] = part.in_form(self.form).after(earlier)
-        flops = None if self.example is None else count_flops(model, self.example, "paper")
-        return replace(self, model=model, rewritten=rewritten(model, parts), parts=parts, flops=flops)
 
     def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
         """Copy the model with its parts at the ranks of a plan."""

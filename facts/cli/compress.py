@@ -89,8 +89,7 @@ def compress(
     _check_target(out, cache)
     if elastic:
         _refuse_one_network(search, recover)
-    rounds = () if elastic else None
-    budget = facts.Budget(flops=flops, params=params, latency_ms=latency_ms, error=error, rounds=rounds)
+    budget = facts.Budget(flops=flops, params=params, latency_ms=latency_ms, error=error)
     budget = budget.with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again

@@ -330,11 +330,11 @@ def _units(model: nn.Module, owner: str) -> tuple[HeadsUnit, ...]:
         for name in (roles.inputs[0], roles.output)
     )
     size, width = heads.values.numel() + heads.outputs.numel(), heads.output_width
-    outputs = OutputUnit(f"{owner}.outputs", owner, paths[-2:], last, size, width=width, dense_width=width)
+    outputs = OutputUnit(f"{owner}.outputs", owner, paths[-2:], last, size, width=width)
     if roles.num_groups < roles.num_heads:
         return (outputs,)
     size, width = heads.queries.numel() + heads.keys.numel(), heads.score_width
-    return ScoreUnit(f"{owner}.scores", owner, paths, first, size, width=width, dense_width=width), outputs
+    return ScoreUnit(f"{owner}.scores", owner, paths, first, size, width=width), outputs
 
 
 def _leave_out_half(with_scores: bool, attention: nn.Module) -> None:

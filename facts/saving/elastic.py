@@ -47,8 +47,8 @@ UNFIT = (AssertionError, AttributeError, LookupError, OverflowError, RuntimeErro
 def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     """Write a folder from which `facts.load_compressed(folder, ratio=0.6)` cuts a network for any budget.
 
-    For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data with `rounds=()`, bit
-    by bit if both run on the same CPU. With tokens, of which `facts.compress` compares several plans on the data, a cut
+    For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data, bit by bit if both run
+    on the same CPU. With tokens, of which `facts.compress` compares several plans on the data, a cut
     has the plan of the least predicted error. Without a budget, the folder loads as the dense network. Moments and
     errors are computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded
     or recovered, and for a search without an integer program.

@@ -176,7 +176,7 @@ def test_every_other_choice_composes_and_resolves(cell_config):
     "overrides",
     [
         ["ratio=0.3", "model=swin_b", "estimator.shrinkage_row=0.5", "search=cors", "hardware.timing.num_turns=3"],
-        ["search=modegpt", "parts=units", "rounds=[]", "~finetuning", "bounds={params: 0.6}", "ratio=${seed}"],
+        ["search=modegpt", "parts=units", "form=plain", "~finetuning", "bounds={params: 0.6}", "ratio=${seed}"],
         ["experiment=baselines", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
     ],
 )
