@@ -162,7 +162,6 @@ class Config:
     experiment: Experiment | None = None
     parts: str = MISSING
     form: str = MISSING
-    fit_bias: bool = MISSING
     ratio: float = MISSING
     cost: str = MISSING
     labels: str = MISSING

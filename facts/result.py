@@ -135,7 +135,7 @@ class Method:
     - `estimator`, `search`: the methods with their options
     - `parts`: what was truncated; `widths`: each unit's original width; `tokens`: of each block that merges them, the
       original number
-    - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
+    - `form` of the low-rank layers (`plain` if there are none)
     - `rounding`: the largest relative error that a layer's data type causes in its weight
     - `repaired`: by layer, the number of Kronecker factors that were not positive definite
     - `solution`: the solver's status, error, bound and gap, if the search used one
@@ -149,7 +149,6 @@ class Method:
     widths: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     form: FormName = "plain"
-    fit_bias: bool = False
     rounding: float = 0.0
     repaired: dict[str, int] = field(default_factory=dict)
     solution: dict[str, Any] | None = None
@@ -166,7 +165,6 @@ class Method:
             self.search,
             " and ".join(kind for kind, names in (("units", self.widths), ("tokens", self.tokens)) if names),
             "pivoted" if self.form == "pivoted" else "",
-            "biases fitted" if self.fit_bias else "",
         ]
         return ", ".join(filter(None, words))
 

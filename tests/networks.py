@@ -96,7 +96,7 @@ def image_batches(sizes, num_classes=4, shape=(3, 8, 8), dtype=torch.float64, se
 
 def compress_on_all(model, batches, **options):
     """Compress without holding samples out, to compare with what is computed from all of them."""
-    own = {name: options.pop(name) for name in ("layers", "execution", "loss", "fit_bias") if name in options}
+    own = {name: options.pop(name) for name in ("layers", "execution", "loss") if name in options}
     return facts.compress(facts.prepare(model, batches, held_out=(), **own), **options)
 
 

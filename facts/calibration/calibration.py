@@ -66,9 +66,9 @@ class Calibration:
     `(inputs, targets)` or None; `held_out` only serve to compare the result with the original. `first_inputs` are those
     of the first batch, or noise; `example` is one sample on the meta device, if the network runs there. `loss` and
     `output_error` are sums over samples. `flops` counts the dense network by the paper's rule (None if unknown). With
-    `draws_labels`, no loss on given labels was chosen, and the default search draws them. With `fit_bias`, biases
-    absorb the mean truncation error. Layers `by_token` get the first token of all samples first. `answer` holds the
-    outputs for the first sample, in few digits: networks that differ in code alone do not share a cache.
+    `draws_labels`, no loss on given labels was chosen, and the default search draws them. Layers `by_token` get the
+    first token of all samples first. `answer` holds the outputs for the first sample, in few digits: networks that
+    differ in code alone do not share a cache.
     """
 
     model: nn.Module
@@ -85,7 +85,6 @@ class Calibration:
     flops: int | None = None
     first_inputs: Any = None
     example: Any = None
-    fit_bias: bool = False
     draws_labels: bool = True
     by_token: frozenset[str] = frozenset()
     answer: tuple[Tensor, ...] = ()
@@ -103,9 +102,8 @@ class Calibration:
         data = None if self.data is None else calibration_key(self.data)
         loss = name_of(self.loss, "loss")
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
-        setting = loss, precisions, self.fit_bias
         network = repr(self.model), self.model, self.answer
-        key = content_key(shared_code(), *network, list(self.linears), repr(self.parts), data, *setting)
+        key = content_key(shared_code(), *network, list(self.linears), repr(self.parts), data, loss, precisions)
         return Cache(Path(self.execution.cache) / key)
 
     @property
@@ -156,12 +154,9 @@ class Calibration:
 
     @cached_property
     def append_one(self) -> frozenset[str]:
-        """Layers whose biases absorb the mean of the truncation error; biases of units always do."""
-        return frozenset(
-            name
-            for name, part in self.part_of.items()
-            if self.fit_bias or (part.is_unit and self.linears[name].bias is not None)
-        )
+        """Linears whose biases absorb the mean of the truncation error: those of units."""
+        linears = self.linears
+        return frozenset(n for n, part in self.part_of.items() if part.is_unit and linears[n].bias is not None)
 
     def on(self, data: Iterable[Batch]) -> "Calibration":
         return replace(self, data=data)
@@ -319,17 +314,15 @@ def _decomposed(part: Part, problems: Mapping[str, Problem], method: str) -> dic
         raise ValueError(f"layer {next(iter(problems))} cannot be decomposed by {method}: {error}") from error
 
 
-def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: LayerMoments, fit_bias: bool) -> Problem:
+def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: LayerMoments, has_one: bool) -> Problem:
     row, col = estimator.shrinkage(moments)
     factors = estimator.factors(moments)
     d_out, d_in = layer.out_features, layer.in_features
-    for side, factor, size in (("A", factors.A, d_in + fit_bias), ("B", factors.B, d_out)):
+    for side, factor, size in (("A", factors.A, d_in + has_one), ("B", factors.B, d_out)):
         if factor is not None and factor.shape != (size, size):
             made = f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}"
             raise ValueError(f"{made}; it must be [{size}, {size}], or None for the identity")
-    if fit_bias and layer.bias is None:
-        factors = factors if factors.A is None else replace(factors, A=factors.A[:-1, :-1])
-    elif fit_bias:
+    if has_one:
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     for weight in layer.parameters():
         if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):

@@ -48,7 +48,6 @@ def prepare(
     input_shape: tuple[int, ...] | None = None,
     parts: str | Collection[str] = "layers",
     form: FormName | None = None,
-    fit_bias: bool = False,
     protected: int | None = None,
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
@@ -60,8 +59,8 @@ def prepare(
     truncated: `layers`, `units`, which are attention's products and hidden units (layers in no unit stay layers),
     `tokens`, another name in `facts.parts.KINDS`, or several of them. Low-rank layers are stored in a `form` (default:
     `default_form`). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default:
-    that of the data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data. The first
-    `protected` tokens are never merged (default: class, distillation and register tokens, as far as they are known).
+    that of the data). The first `protected` tokens are never merged (default: class, distillation and register tokens,
+    as far as they are known).
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
@@ -71,7 +70,7 @@ def prepare(
     `ValueError` for unknown layers and outputs.
     """
     parts = parts if isinstance(parts, str) else ",".join(parts)
-    _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
+    _refuse_unfit_arguments(model, data, parts, loss, outputs)
     _refuse_unfit_settings(execution, protected, input_shape)
     model = unwrapped(model)
     bound_form = form_named(form or default_form(model, execution.precision), execution.precision)
@@ -124,7 +123,6 @@ def prepare(
         flops=probe.flops,
         first_inputs=first_inputs,
         example=None if probe.flops is None else example,
-        fit_bias=fit_bias,
         draws_labels=not own_loss,
         by_token=probe.by_token,
         answer=tuple(leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)),
@@ -173,16 +171,12 @@ def _with_masks(inputs: Any) -> Any:
     return {**inputs, **masks}
 
 
-def _refuse_unfit_arguments(
-    model: nn.Module, data: object, parts: str, fit_bias: object, loss: object, outputs: object
-) -> None:
+def _refuse_unfit_arguments(model: nn.Module, data: object, parts: str, loss: object, outputs: object) -> None:
     """Raise `ValueError` for arguments of `prepare` that exclude each other or are out of range."""
     refuse_unfit_network(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
     kinds_of(parts)
-    if not isinstance(fit_bias, bool):
-        raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
     if loss is not None and not callable(loss):
         raise ValueError(f"loss is a function of the outputs and targets, summed over samples, got {loss!r}")
     if loss is not None and outputs is not None:

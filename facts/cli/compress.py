@@ -38,7 +38,6 @@ def compress(
     search: options.SearchName = None,
     parts: options.PartsName = None,
     form: options.FormName = None,
-    fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     recover: Annotated[
         float | None, option(METHOD, "How long the original teaches the result, without labels.", **options.MINUTES)
     ] = None,
@@ -111,7 +110,6 @@ def compress(
             execution=execution,
             input_shape=task.input_shape(network),
             parts=parts or default_parts(calibration, budget, "flops", estimator, search, form, convolutions),
-            fit_bias=fit_bias,
         )
         methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form}
         result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)

@@ -55,7 +55,7 @@ def compress(
 
     | argument | meaning |
     |---|---|
-    | `model` | a network, or the `Calibration` that `facts.prepare` made of one (`output_error`, `fit_bias`, ...) |
+    | `model` | a network, or the `Calibration` that `facts.prepare` made of one (`output_error`, `outputs`, ...) |
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each part: a name or an instance (default: `facts`) |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |

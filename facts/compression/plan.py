@@ -189,7 +189,6 @@ def describe(
         widths={name: unit.largest for name, unit in calibration.units.items()},
         tokens={name: part.tokens for name, part in calibration.parts.items() if part.shortens},
         form=calibration.form.name if calibration.single_layers else "plain",
-        fit_bias=calibration.fit_bias,
         rounding=_rounding(allocated),
         repaired={name: d.num_repaired for name, d in allocated.decompositions.items() if d.num_repaired},
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},

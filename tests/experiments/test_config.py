@@ -204,7 +204,7 @@ def test_a_choice_without_its_packages_says_how_to_install_them(cell_config, wit
         (["hardware.precision=int8"], "hardware.precision must be one of float32, bfloat16, got 'int8'"),
         (["tracking.mode=on"], "tracking.mode must be one of online, offline, disabled, got 'on'"),
         (["hardware.device=tpu"], "hardware.device must be cpu, cuda or cuda:N, got 'tpu'"),
-        (["analysis=cross_moments", "fit_bias=true"], "this analysis covers only layers and their inputs"),
+        (["analysis=cross_moments", "parts=units"], "this analysis covers only layers and their inputs"),
         (["model=qwen3_1_7b"], "task=classification does not suit model=qwen3_1_7b: choose task=language"),
         (["model=deit_tiny"], "model=deit_tiny has no settings for profile=mini, only for photos"),
         (["search._target_=os.getcwd"], "search: posix.getcwd() takes no keyword arguments"),

@@ -36,7 +36,7 @@ def language():
 CASES = {
     "units": (lambda: (compressed_units("uniform").original, UNIT_BATCHES), {"parts": "units"}, {}),
     "grouped heads": (language, {"parts": "units"}, {}),
-    "plain, biases": (transformer, {"fit_bias": True}, {"form": "plain", "search": "cors"}),
+    "plain": (transformer, {}, {"form": "plain", "search": "cors"}),
     "convolutions, pivoted": (convolutional, {"layers": "all"}, {"estimator": "svd_llm"}),
 }
 
