@@ -215,12 +215,6 @@ class HeadsUnit(Unit):
         heads, chosen = Heads.of(attention), weights and [weights[linear] for linear in self.linears]
         put_heads(attention, self.narrowed(heads, chosen, rank) if chosen else self.emptied(heads, rank))
 
-    def heads(self, model: nn.Module) -> tuple[nn.Module, Heads]:
-        """The first projection of the attention, which has the same inputs as the others, and its heads."""
-        attention = model.get_submodule(self.owner)
-        heads = Heads.of(attention)
-        return attention.get_submodule(heads.roles.inputs[0]), heads
-
     @abstractmethod
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         """Narrow the heads to a rank."""

@@ -49,7 +49,7 @@ def test_the_files_say_the_defaults_of_the_classes(cell_config):
     """Those of baselines too, which lie in a folder of their own and are rows of the ranking, or of units."""
     known, folder = {"estimator": ESTIMATORS, "search": SEARCHES}, Path(experiments.baselines.__file__).parent
     baselines = [path.stem for path in folder.glob("search/*.yaml")]
-    assert len(baselines) == len([*folder.glob("*/*.yaml")]) > 5
+    assert len(baselines) == len([*folder.glob("*/*.yaml")]) > 3
     config = cell_config()
     for path in (
         *Path(CONF).glob("estimator/*.yaml"),
@@ -176,7 +176,7 @@ def test_every_other_choice_composes_and_resolves(cell_config):
     "overrides",
     [
         ["ratio=0.3", "model=swin_b", "estimator.shrinkage_row=0.5", "search=cors", "hardware.timing.num_turns=3"],
-        ["search=modegpt", "parts=units", "form=plain", "~finetuning", "bounds={params: 0.6}", "ratio=${seed}"],
+        ["search=flora", "parts=units", "form=plain", "~finetuning", "bounds={params: 0.6}", "ratio=${seed}"],
         ["experiment=baselines", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
     ],
 )
