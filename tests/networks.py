@@ -69,18 +69,6 @@ class SharingBlock(nn.Module):
         return x + self.shared(torch.tanh(self.layer(torch.tanh(self.shared(x)))))
 
 
-class InPlaceBlock(nn.Module):
-    """Changes what it is given and what its layer gave."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(12, 12)
-
-    def forward(self, x):
-        x += torch.relu_(self.layer(x))
-        return x
-
-
 UNIFORM = {"search": "uniform", "form": "plain"}  # choices of which a test can say by hand what they give
 
 LAYERS = ("grid", "windows", "rows", "tokens", "shared", "vector")
@@ -147,11 +135,6 @@ def make_sharing(step=lambda block, x: block(x)):
     torch.manual_seed(0)
     shared = nn.Linear(12, 12)
     return Stack([SharingBlock(shared) for _ in range(3)], step, stem=shared).double()
-
-
-def make_in_place(block=InPlaceBlock, step=lambda block, x: block(x)):
-    torch.manual_seed(0)
-    return Stack([block() for _ in range(3)], step).double()
 
 
 def make_vit(depth=3, dtype=torch.float64):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from facts.cost.count import meta_input
 from facts.cost.probe import Probe
 from facts.modules.forms import FormName, form_named
 from facts.modules.linear_calls import unwrapped
-from facts.modules.networks import autocast, is_encoder, noise
+from facts.modules.networks import autocast, frozen, hooked, is_encoder, noise, run
 from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
 from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
@@ -88,7 +89,7 @@ def prepare(
     further = () if batches is None else FirstSamples(batches, NUM_TO_REACH)
     sample = first_inputs if kinds_of(parts) else inputs
     sample = _with_masks(sample) if "tokens" in parts.split(",") else sample
-    probe = Probe.of(model, sample, example, execution.precision, may_miss, further)
+    probe = Probe.of(model, sample, example, execution.precision, further)
     if probe.mixes and batches is not None:
         log.info("layers of %s get rows of several samples in turns: samples are run one by one", type(model).__name__)
         batches = OneByOne(batches)
@@ -103,7 +104,7 @@ def prepare(
         refuse_unfit_functions(model, inputs, probe.outputs, targets, loss if own_loss else None, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     if may_miss:
-        selection = selection.without(_unused(selection, probe, chosen_loss, targets, execution.precision), NOT_REACHED)
+        selection = selection.without(_unused(selection, probe, chosen_loss, targets), NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
     in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
     if batches is not None and any(probe.by_token.intersection(names) for names in in_heads):
@@ -194,12 +195,22 @@ def _refuse_unfit_settings(execution: object, protected: object, input_shape: ob
         raise ValueError(f"input_shape is an image's, (3, 224, 224), or one with its batch axis, got {input_shape!r}")
 
 
-def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any, precision: torch.dtype) -> list[str]:
-    """List the selected layers on which the loss of the first sample does not depend."""
-    device = next(selection.model.parameters()).device
-    with torch.enable_grad(), autocast(device, precision):
-        unused = set(probe.without_effect(loss(probe.outputs, to_device(first_sample(targets), device))))
-    return [name for name in selection.layers if {name, name.removesuffix(".linear")} & unused]
+def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any) -> list[str]:
+    """List the selected layers on which the loss of the first sample does not depend, such as an unused pooler."""
+    model, marks = selection.model, dict[str, Tensor]()
+    device = next(model.parameters()).device
+
+    def mark(name: str, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+        marks.setdefault(name, torch.zeros((), device=device, requires_grad=True))
+        return output + marks[name].to(output)
+
+    hooks = [(layer, partial(mark, name)) for name, layer in selection.layers.items()]
+    with frozen(model), torch.enable_grad(), autocast(device, probe.precision), hooked(hooks):
+        value = loss(run(model, probe.sample), to_device(first_sample(targets), device))
+        if not value.requires_grad:  # as of a network that computes under torch.no_grad()
+            return list(marks)
+        grads = torch.autograd.grad(value, list(marks.values()), allow_unused=True)
+    return [name for name, grad in zip(marks, grads, strict=True) if grad is None]
 
 
 def default_form(model: nn.Module, precision: torch.dtype) -> FormName:

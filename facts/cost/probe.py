@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
-from facts.modules.networks import autocast, evaluating, frozen, hooked, run
+from facts.modules.networks import autocast, evaluating, hooked, run
 from facts.utils.batches import MISREAD, Refusal, batch_size, first_sample, has_row_per_sample, reading, to_device
 from facts.utils.options import first_line
 
@@ -49,7 +49,6 @@ class Probe:
     precision: torch.dtype = torch.float32
     outputs: Any = None
     calls: dict[str, Call] = field(default_factory=dict)
-    marks: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -58,20 +57,19 @@ class Probe:
         inputs: Any = None,
         example: Any = None,
         precision: torch.dtype = torch.float32,
-        marked: bool = False,
         further: Iterable[tuple[Any, Any]] = (),
     ) -> "Probe":
         """Run the network on the first sample of a batch of `inputs`, and on `example`, a sample on the meta device.
 
         `further` batches are read if there are layers, such as experts, that the first sample does not reach, or if
-        `inputs` are of one sample, until a batch has two. With `marked`, `without_effect` can be asked. Raises
-        `ValueError` if the network cannot read the inputs or changes them, or draws random numbers.
+        `inputs` are of one sample, until a batch has two. Raises `ValueError` if the network cannot read the inputs or
+        changes them, or draws random numbers.
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
         seen, traced = cls(dict.fromkeys(layers, 1)), None
         if inputs is not None:
-            seen = _of_sample(model, layers, inputs, precision, marked, further)
+            seen = _of_sample(model, layers, inputs, precision, further)
         if example is not None:
             try:
                 traced = _traced(skeleton(model), layers, example)
@@ -101,55 +99,44 @@ class Probe:
             flops=traced.flops,
         )
 
-    def without_effect(self, value: Tensor) -> list[str]:
-        """Layers that do not affect a value computed from `outputs`, such as a pooler whose output is not used."""
-        if not value.requires_grad:  # as of a network that computes under torch.no_grad()
-            return list(self.marks)
-        grads = torch.autograd.grad(value, list(self.marks.values()), allow_unused=True)
-        return [name for name, grad in zip(self.marks, grads, strict=True) if grad is None]
-
 
 def _of_sample(
-    model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, marked: bool, further: Iterable[Any]
+    model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, further: Iterable[Any]
 ) -> Probe:
     """Run the network on the first sample; on the whole batch if it cannot be divided."""
     device, is_divided = next(model.parameters()).device, has_row_per_sample(inputs)
     given = to_device(first_sample(inputs) if is_divided else inputs, device)
     sample = tree_map_only(Tensor, torch.clone, given)
     calls: dict[str, Call] = {}
-    marks = {name: torch.zeros((), device=device, requires_grad=True) for name in layers if marked}
 
     def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         calls.setdefault(name, (args, kwargs))
 
     blocks = [(each, partial(note, name)) for name, each in model.named_modules() if name and [*each.children()]]
-    mode = frozen(model) if marked else evaluating(model)
-    with mode, autocast(device, precision), torch.set_grad_enabled(marked), hooked(before=blocks):
+    with evaluating(model), autocast(device, precision), torch.no_grad(), hooked(before=blocks):
         with reading(model, inputs, "the first sample"):
-            seen, _ = _observe(model, layers, sample, marks)
+            seen, _ = _observe(model, layers, sample)
         if not are_close(given, sample):
             raise ValueError(
                 f"{type(model).__name__} changes its inputs in place, so that the data would differ from pass to pass: "
                 "let it change a clone of them"
             )
-        with torch.no_grad():
-            if not are_close(seen.outputs, run(model, sample)):
-                raise ValueError(
-                    f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
-                    "draws random numbers or remembers earlier calls: do so in training mode only"
-                )
+        if not are_close(seen.outputs, run(model, sample)):
+            raise ValueError(
+                f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
+                "draws random numbers or remembers earlier calls: do so in training mode only"
+            )
         reached: dict[str, int] = {}  # vectors per sample of layers that other batches reach
         missed = [name for name in layers if not seen.rows[name]]
         for batch, _ in further if missed else ():
-            others, _ = _observe(model, missed, to_device(batch, device), {})
+            others, _ = _observe(model, missed, to_device(batch, device))
             reached |= {name: max(1, rows // batch_size(batch)) for name, rows in others.rows.items() if rows}
             missed = [name for name in missed if name not in reached]
             if not missed:
                 break
-    marks = {name: mark for name, mark in marks.items() if seen.rows[name]}  # nothing is known of the others
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    return replace(seen, rows=rows | reached, flops=None, sample=sample, precision=precision, calls=calls, marks=marks)
+    return replace(seen, rows=rows | reached, flops=None, sample=sample, precision=precision, calls=calls)
 
 
 def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
@@ -206,10 +193,10 @@ def _swaps(pair: tuple[Any, ...], by_token: bool) -> bool:
 
 def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:
     """Trace one forward pass, and one with the sample twice: the first axis of unrelated layers does not double."""
-    traced, shapes = _observe(network, layers, sample)
+    traced, shapes = _observe(network, layers, sample, with_flops=True)
     try:
         twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
-        _, doubled = _observe(network, layers, twice)
+        _, doubled = _observe(network, layers, twice, with_flops=True)
     except MISREAD:  # the network takes batches of one size only
         return traced
     expected = {name: [2 * shape[0] for shape in shapes[name]] for name in layers}
@@ -218,25 +205,22 @@ def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:
 
 
 def _observe(
-    network: nn.Module, layers: Iterable[str], inputs: Any, marks: dict[str, Tensor] | None = None
+    network: nn.Module, layers: Iterable[str], inputs: Any, with_flops: bool = False
 ) -> tuple[Probe, dict[str, list[torch.Size]]]:
     """Trace one forward pass; return also the shapes `[..., d]` of the inputs of each layer, one per call."""
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
     last: dict[str, Any] = {}
 
-    def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> Any:
+    def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
         if not args:
             raise Refusal(f"layer {name} is called by keyword: call it as layer(x), so that its input can be seen")
         shapes[name].append(args[0].shape)
-        if marks:
-            output = output + marks[name].to(output)
         last[name] = output
-        return output
 
     hooks = [(network.get_submodule(name), partial(note, name)) for name in shapes]
-    count = counting(network, "paper") if marks is None else nullcontext(list[int]())
-    with torch.set_grad_enabled(bool(marks)), evaluating(network), hooked(hooks), count as operations:
-        result = whole_forward(network)(inputs) if marks is None else run(network, inputs)
+    count = counting(network, "paper") if with_flops else nullcontext(list[int]())
+    with torch.no_grad(), evaluating(network), hooked(hooks), count as operations:
+        result = whole_forward(network)(inputs) if with_flops else run(network, inputs)
     outputs = {id(leaf) for leaf in tree_leaves(result)}
     rows = {name: _num_rows(network.get_submodule(name), shapes[name]) for name in shapes}
     makers = frozenset(name for name, output in last.items() if id(output) in outputs)
