@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.calibration.data import Batch, OneByOne, read
+from facts.calibration.data import Batch, read
 from facts.calibration.outputs import refuse_unreadable
 from facts.cost.count import Cost, count_flops, count_params
 from facts.cost.timing import DEFAULT_TIMING, LatencyTable, TimingPolicy
@@ -66,9 +66,8 @@ class Calibration:
     `(inputs, targets)` or None; `held_out` only serve to compare the result with the original. `first_inputs` are those
     of the first batch, or noise; `example` is one sample on the meta device, if the network runs there. `loss` and
     `output_error` are sums over samples. `flops` counts the dense network by the paper's rule (None if unknown). With
-    `draws_labels`, no loss on given labels was chosen, and the default search draws them. Layers `by_token` get the
-    first token of all samples first. `answer` holds the outputs for the first sample, in few digits: networks that
-    differ in code alone do not share a cache.
+    `draws_labels`, no loss on given labels was chosen, and the default search draws them. `answer` holds the
+    outputs for the first sample, in few digits: networks that differ in code alone do not share a cache.
     """
 
     model: nn.Module
@@ -86,7 +85,6 @@ class Calibration:
     first_inputs: Any = None
     example: Any = None
     draws_labels: bool = True
-    by_token: frozenset[str] = frozenset()
     answer: tuple[Tensor, ...] = ()
 
     @cached_property
@@ -162,10 +160,10 @@ class Calibration:
         return replace(self, data=data)
 
     def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
-        """Other data, one by one if this network's are. Raises `ValueError` for none, or what it cannot read."""
+        """Other data of this network. Raises `ValueError` for none, or what it cannot read."""
         batches, _ = read(data, self.model, purpose)
         refuse_unreadable(self.model, batches, self.execution.precision)
-        return OneByOne(batches) if isinstance(self.data, OneByOne) else batches
+        return batches
 
     def in_form(self, form: Form) -> "Calibration":
         """The same calibration with low-rank layers in another form."""
@@ -197,7 +195,6 @@ class Calibration:
             cache=cache,
             only=only,
             append_one=self.append_one,
-            by_token=self.by_token,
         )
 
     def suited(self, estimator: Estimator) -> Estimator:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
-from facts.calibration.data import Batch, OneByOne, as_batches, divide, in_memory, read
+from facts.calibration.data import Batch, as_batches, divide, in_memory, read
 from facts.calibration.outputs import (
     output_kind,
     refuse_ignored_labels,
@@ -26,12 +26,10 @@ from facts.modules.networks import autocast, frozen, hooked, is_encoder, noise, 
 from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
 from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
-from facts.utils.batches import FirstSamples, first_sample, has_row_per_sample, to_device
+from facts.utils.batches import first_sample, has_row_per_sample, to_device
 from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
-
-NUM_TO_REACH = 512  # samples that are tried to reach all layers
 
 
 @stage("preparation")
@@ -86,13 +84,9 @@ def prepare(
     own_loss = not (loss is None or isinstance(loss, SampledTargets))
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     may_miss = may_miss and is_divided
-    further = () if batches is None else FirstSamples(batches, NUM_TO_REACH)
     sample = first_inputs if kinds_of(parts) else inputs
     sample = _with_masks(sample) if "tokens" in parts.split(",") else sample
-    probe = Probe.of(model, sample, example, execution.precision, further)
-    if probe.mixes and batches is not None:
-        log.info("layers of %s get rows of several samples in turns: samples are run one by one", type(model).__name__)
-        batches = OneByOne(batches)
+    probe = Probe.of(model, sample, example, execution.precision, batches or ())
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
@@ -106,9 +100,6 @@ def prepare(
     if may_miss:
         selection = selection.without(_unused(selection, probe, chosen_loss, targets), NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
-    in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
-    if batches is not None and any(probe.by_token.intersection(names) for names in in_heads):
-        batches = OneByOne(batches)  # linears within heads, around which layers go by token, get samples in turns
     return Calibration(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -125,7 +116,6 @@ def prepare(
         first_inputs=first_inputs,
         example=None if probe.flops is None else example,
         draws_labels=not own_loss,
-        by_token=probe.by_token,
         answer=tuple(leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)),
     )
 

@@ -2,17 +2,18 @@
 
 import logging
 import math
+import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
@@ -21,6 +22,9 @@ from facts.utils.batches import MISREAD, Refusal, batch_size, first_sample, has_
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
+
+FEW = 4  # samples that show whether a layer sees one after the other
+NUMBER = re.compile(r"\d+")
 
 Call = tuple[tuple, dict[str, Any]]
 """Arguments of a call of a module."""
@@ -32,18 +36,15 @@ class Probe:
 
     `rows` counts the vectors that each linear layer and 1x1 convolution multiplies for one sample: 1 if no input is
     known, 0 for a layer that never runs. `makers` are the layers that make the network's outputs, `unrelated` those
-    whose inputs do not have samples along their first axis. Those `by_token` get the first token of all samples first,
-    `[T, N, d]` or `[T·N, d]`. `mixes` says that others get rows of several samples in turns, as of tokens sorted by
-    expert: only batches of one sample tell them apart. `flops` counts the whole network by the paper's rule; None if it
-    does not run on the meta device. `outputs` are those of the `sample` in a `precision`, `calls` the arguments of the
-    first call of each module that holds others; without real inputs there are none.
+    whose inputs are not one sample after the other along the first axis, as of experts. `flops` counts the whole
+    network by the paper's rule; None if it does not run on the meta device. `outputs` are those of the `sample` in a
+    `precision`, `calls` the arguments of the first call of each module that holds others; without real inputs there are
+    none.
     """
 
     rows: dict[str, int]
     makers: frozenset[str] = frozenset()
     unrelated: frozenset[str] = frozenset()
-    by_token: frozenset[str] = frozenset()
-    mixes: bool = False
     flops: int | None = None
     sample: Any = None
     precision: torch.dtype = torch.float32
@@ -57,19 +58,18 @@ class Probe:
         inputs: Any = None,
         example: Any = None,
         precision: torch.dtype = torch.float32,
-        further: Iterable[tuple[Any, Any]] = (),
+        batches: Iterable[tuple[Any, Any]] = (),
     ) -> "Probe":
         """Run the network on the first sample of a batch of `inputs`, and on `example`, a sample on the meta device.
 
-        `further` batches are read if there are layers, such as experts, that the first sample does not reach, or if
-        `inputs` are of one sample, until a batch has two. Raises `ValueError` if the network cannot read the inputs or
-        changes them, or draws random numbers.
+        Of the `batches` that begin with `inputs`, the second is read if the first is of one sample. Raises `ValueError`
+        if the network cannot read the inputs or changes them, or draws random numbers.
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
         seen, traced = cls(dict.fromkeys(layers, 1)), None
         if inputs is not None:
-            seen = _of_sample(model, layers, inputs, precision, further)
+            seen = _of_sample(model, layers, inputs, precision, batches)
         if example is not None:
             try:
                 traced = _traced(skeleton(model), layers, example)
@@ -86,28 +86,23 @@ class Probe:
         rows = traced.rows
         if inputs is not None:
             rows = {name: count or seen.rows[name] for name, count in rows.items()}
-        several = chain([inputs], (each for each, _ in further)) if has_row_per_sample(inputs) else ()
-        pair = next((each for each in several if has_row_per_sample(each) and batch_size(each) > 1), None)
-        by_token, mixing = _orders(model, [name for name in rows if rows[name]], traced.unrelated, pair)
-        return replace(
-            seen,
-            rows=rows,
-            makers=traced.makers,
-            unrelated=traced.unrelated - by_token,
-            by_token=by_token,
-            mixes=bool(mixing - traced.unrelated),
-            flops=traced.flops,
-        )
+        unrelated = seen.unrelated | traced.unrelated
+        return replace(seen, rows=rows, makers=traced.makers, unrelated=unrelated, flops=traced.flops)
 
 
 def _of_sample(
-    model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, further: Iterable[Any]
+    model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, batches: Iterable[Any]
 ) -> Probe:
     """Run the network on the first sample; on the whole batch if it cannot be divided."""
     device, is_divided = next(model.parameters()).device, has_row_per_sample(inputs)
     given = to_device(first_sample(inputs) if is_divided else inputs, device)
     sample = tree_map_only(Tensor, torch.clone, given)
     calls: dict[str, Call] = {}
+    alone: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def note_rows(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
+        rows = args[0]  # of which the shape says all if the first axis is that of the samples
+        alone[name].append(rows.clone() if len(rows) > 1 else rows.to("meta"))
 
     def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         calls.setdefault(name, (args, kwargs))
@@ -121,22 +116,18 @@ def _of_sample(
                 f"{type(model).__name__} changes its inputs in place, so that the data would differ from pass to pass: "
                 "let it change a clone of them"
             )
-        if not are_close(seen.outputs, run(model, sample)):
+        with hooked([(model.get_submodule(name), partial(note_rows, name)) for name in layers]):
+            again = run(model, sample)
+        if not are_close(seen.outputs, again):
             raise ValueError(
                 f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
                 "draws random numbers or remembers earlier calls: do so in training mode only"
             )
-        reached: dict[str, int] = {}  # vectors per sample of layers that other batches reach
-        missed = [name for name in layers if not seen.rows[name]]
-        for batch, _ in further if missed else ():
-            others, _ = _observe(model, missed, to_device(batch, device))
-            reached |= {name: max(1, rows // batch_size(batch)) for name, rows in others.rows.items() if rows}
-            missed = [name for name in missed if name not in reached]
-            if not missed:
-                break
+        few = _few_samples(inputs, batches) if is_divided else None
+        unrelated = frozenset[str]() if few is None else _not_by_sample(model, alone, to_device(few, device))
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    return replace(seen, rows=rows | reached, flops=None, sample=sample, precision=precision, calls=calls)
+    return Probe(rows, seen.makers, unrelated, None, sample, precision, seen.outputs, calls)
 
 
 def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
@@ -149,46 +140,41 @@ def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
     )
 
 
-def _orders(
-    model: nn.Module, layers: list[str], unrelated: frozenset[str], inputs: Any
-) -> tuple[frozenset[str], frozenset[str]]:
-    """The layers whose rows come token by token, and those with another order of two samples than one by one.
+def _few_samples(inputs: Any, batches: Iterable[tuple[Any, Any]]) -> Any:
+    """The first samples of batches that begin with `inputs`, in one batch; None if no two of them fit in one."""
+    if batch_size(inputs) > 1:
+        return tree_map_only(Tensor, itemgetter(slice(FEW)), inputs)
+    others = next((each for each, _ in islice(batches, 1, 2)), None)
+    try:
+        return tree_map(lambda one, other: torch.cat([one, other[: FEW - 1]]), inputs, others)
+    except MISREAD:  # there are no others, or they are of another size
+        return None
 
-    If the samples are swapped, so are the halves of all rows, or neighbours. Without two samples, there are neither.
+
+def _not_by_sample(model: nn.Module, alone: dict[str, list[Tensor]], few: Any) -> frozenset[str]:
+    """The layers whose rows for a few samples are not those of the first, noted `alone`, then those of the next.
+
+    They get the tokens of all samples in turns, or those that are sorted by expert; so do others of the same name but
+    for its numbers, which may have got as many tokens of each sample by chance.
     """
-    if inputs is None:
-        return frozenset(), frozenset()
-    device = next(model.parameters()).device
-    calls: list[dict[str, list[Tensor]]] = []
-    for order in ([0, 1], [1, 0]):
-        seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    found, num_samples = set[str](), batch_size(few)
 
-        def note(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any, seen: Any = seen) -> None:
-            if len(args[0]) != 2 or name in unrelated:  # otherwise its first axis is that of the samples
-                seen[name].append(args[0].detach().clone())
+    def compare(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
+        rows, own = args[0], alone[name].pop(0) if alone[name] else None
+        if own is None or rows.shape != (num_samples * len(own), *own.shape[1:]):
+            found.add(name)
+        elif not own.is_meta:
+            first, second, *_ = rows.split(len(own))
+            if (first - own).norm() > (second - own).norm() / 4 and not are_close(own, first):
+                found.add(name)
 
-        hooks = [(model.get_submodule(name), partial(note, name)) for name in layers]
-        pair = tree_map_only(Tensor, itemgetter(order), inputs)
-        try:
-            with torch.no_grad(), evaluating(model), hooked(hooks):
-                run(model, to_device(pair, device))
-        except MISREAD:  # the network takes batches of one size only
-            return frozenset(), frozenset()
-        calls.append(seen)
-    pairs = {name: list(zip_longest(*(each[name] for each in calls))) for name in layers}
-    mixing = {name for name in layers if not all(_swaps(pair, by_token=False) for pair in pairs[name])}
-    by_token = {name for name in mixing if all(_swaps(pair, by_token=True) for pair in pairs[name])}
-    return frozenset(by_token), frozenset(mixing - by_token)
-
-
-def _swaps(pair: tuple[Any, ...], by_token: bool) -> bool:
-    """Whether neighbouring rows, or else the halves of all rows, are swapped."""
-    one, other = pair
-    if one is None or other is None or one.shape != other.shape or one.shape[:-1].numel() % 2:
-        return False
-    axis, shape = (1, (-1, 2)) if by_token else (0, (2, -1))
-    rows, swapped = (each.flatten(0, -2).unflatten(0, shape) for each in (one, other))
-    return are_close(rows, swapped.flip(axis))
+    try:
+        with hooked([(model.get_submodule(name), partial(compare, name)) for name in alone]):
+            run(model, few)
+    except MISREAD:  # the network takes batches of one size only
+        return frozenset()
+    kinds = {NUMBER.sub("", name) for name in found.union(name for name in alone if alone[name])}
+    return frozenset(name for name in alone if NUMBER.sub("", name) in kinds)
 
 
 def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:

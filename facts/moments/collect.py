@@ -93,15 +93,14 @@ def collect_moments(
     cache: Cache | None = None,
     only: Collection[str] | None = None,
     append_one: Collection[str] = (),
-    by_token: Collection[str] = (),
 ) -> dict[str, LayerMoments]:
     """Collect the given moments of every layer, or of those in `only`, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum of the samples' losses.
     `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
-    `append_one` become `[x, 1]`, which adds 1 to d_in; those `by_token` get rows in that order (`DataPass`). `cache`
-    must belong to this model, layers, data, loss and precision; processes that share it take turns. Processes started
-    by torchrun divide the batches; each gets all moments. Raises `ValueError` as `DataPass.run` does.
+    `append_one` become `[x, 1]`, which adds 1 to d_in. `cache` must belong to this model, layers, data, loss and
+    precision; processes that share it take turns. Processes started by torchrun divide the batches; each gets all
+    moments. Raises `ValueError` as `DataPass.run` does.
     """
     device = next(model.parameters()).device
     layers = {name: layer for name, layer in layers.items() if only is None or name in only}
@@ -115,7 +114,7 @@ def collect_moments(
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
                     room = min(distributed.all_gather(memory.room_for_moments(device)))
-                    settings = room, num_parts, append_one, by_token
+                    settings = room, num_parts, append_one
                     return MomentPass(model, layers, missing, loss, precision, *settings).run(calibration)
 
                 known |= within_memory(collect, memory.halve_batches)
@@ -146,7 +145,6 @@ class MomentPass:
     room: float = math.inf
     num_parts: int = 1
     append_one: Collection[str] = ()
-    by_token: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.elsewhere: set[tuple[Moment, str]] = set()
@@ -169,7 +167,7 @@ class MomentPass:
         needs_grads = any(moment.needs_grads for moment in self.moments)
         modules = {**self.layers, **self.cores}
         called = {name: modules[name] for name in self.called}
-        settings = self.loss, self.precision, needs_grads, self.num_parts, self.by_token
+        settings = self.loss, self.precision, needs_grads, self.num_parts
         data_pass = DataPass(self.model, called, self._add, *settings)
         sums = (
             tensor

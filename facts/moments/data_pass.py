@@ -7,7 +7,7 @@ checkpoints run again in the backward pass, where their calls are not noted.
 
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -35,7 +35,7 @@ class DataPass:
     """Call `add(name, batch)` for every batch of every layer; NaN, infinity and layers that never run are errors.
 
     `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch is divided into at most
-    `num_parts` parts. Layers `by_token` get the first token of all samples first.
+    `num_parts` parts.
     """
 
     model: nn.Module
@@ -45,7 +45,6 @@ class DataPass:
     precision: torch.dtype
     needs_grads: bool
     num_parts: int = 1
-    by_token: Collection[str] = ()
     next_sample: int = field(default=0, init=False)  # its position in the data
     sums: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
@@ -58,7 +57,7 @@ class DataPass:
         rank, num_processes, position = distributed.rank(), distributed.size(), 0
         own = waiting(with_progress(share(batches, rank, num_processes), what))
         exact = without_autocast(next(self.model.parameters()).device)
-        capture = Capture(self._hand_over, self.needs_grads, self.by_token)
+        capture = Capture(self._hand_over, self.needs_grads)
         hooks = [(layer, partial(capture.note_call, name)) for name, layer in self.layers.items()]
         with exact, frozen(self.model), hooked(hooks):
             for turn in count():
@@ -165,10 +164,8 @@ class Capture:
     its gradients are complete or, without gradients (the second tensor is None), at the end of the batch.
     """
 
-    def __init__(
-        self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool, by_token: Collection[str]
-    ):
-        self.consume, self.with_grads, self.by_token = consume, with_grads, by_token
+    def __init__(self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool):
+        self.consume, self.with_grads = consume, with_grads
         self.num_samples = 0
         self.calls: dict[str, list[_Call]] = {}
         self.is_forward = True
@@ -222,13 +219,13 @@ class Capture:
             self._hand_over(name)
 
     def _hand_over(self, name: str) -> None:
-        inputs, grads, split = [], [], partial(split_samples, layer=name, by_token=name in self.by_token)
+        inputs, grads = [], []
         for call in self.calls.pop(name):
             assert call.inputs is not None
-            inputs.append(split(call.inputs, self.num_samples))
+            inputs.append(split_samples(call.inputs, self.num_samples, name))
             if self.with_grads:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
-                grads.append(split(grad, self.num_samples))
+                grads.append(split_samples(grad, self.num_samples, name))
             call.inputs = call.output_grad = None  # free the memory: hooks of the graph still refer to the call
         x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
         self.consume(name, x, g[0] if g else None)

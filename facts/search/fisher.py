@@ -67,8 +67,7 @@ def _measured(
             slopes = torch.stack(waiting.pop(part.name)).sum(dim=0)
             totals[part.name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
-    settings = loss, execution.precision, True, num_parts, calibration.by_token
-    data_pass = DataPass(calibration.rewritten, linears, add, *settings)
+    data_pass = DataPass(calibration.rewritten, linears, add, loss, execution.precision, True, num_parts)
     num_samples = data_pass.run(batches, "Fisher profile", totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
 
