@@ -40,17 +40,17 @@ def compress_prepared(
     """Compress a prepared network: decompose, allocate, apply, summarise."""
     timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
     with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
-        whole = checked_problem(calibration, estimator, search, budget, sensitivity)
-        problem = replace(whole, decompositions=calibration.decompositions(whole.estimator))
+        problem = checked_problem(calibration, estimator, search, budget, sensitivity)
+        decomposed = replace(problem, decompositions=calibration.decompositions(problem.estimator))
         with stage("search"):
-            allocated = allocate_ranks(problem, search, timing)
+            allocated = allocate_ranks(decomposed, search, timing)
         plan = allocated.result.plan
         summary = Summary(
-            Costs.of(whole, plan, allocated.model, allocated.latency),
-            describe(whole, search, allocated, dict(seconds)),
+            Costs.of(problem, plan, allocated.model, allocated.latency),
+            describe(problem, search, allocated, dict(seconds)),
             Quality(predicted=allocated.result.predicted),
         )
-    _refuse_hidden_costs(whole, plan, summary.costs)
+    _refuse_hidden_costs(problem, plan, summary.costs)
     return CompressionResult(
         allocated.model,
         plan,
@@ -59,7 +59,7 @@ def compress_prepared(
         calibration.model,
         calibration.output_error,
         calibration.held_out,
-        whole,
+        problem,
         search,
     )
 
@@ -71,7 +71,7 @@ def checked_problem(
     budget: Budget,
     sensitivity: Iterable[Batch] | None = None,
 ) -> AllocationProblem:
-    """The problem of the whole network, without decompositions. Raises `ValueError` if the search cannot solve it."""
+    """The problem of a prepared network, without decompositions. Raises `ValueError` if the search cannot solve it."""
     if sensitivity is None and calibration.data is not None:
         sensitivity = FirstSamples(calibration.data, search.num_samples)
     table = calibration.latency_table(calibration.execution.timing.num_turns)
