@@ -62,10 +62,8 @@ class Cell:
         analysis, finetuning = (
             instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
         )
-        if analysis and analysis.reads_layers and (config.fit_bias or config.parts != "layers"):
-            raise ValueError(
-                "this analysis covers only layers and their inputs: choose parts=layers and fit_bias=false with it"
-            )
+        if analysis and analysis.reads_layers and config.parts != "layers":
+            raise ValueError("this analysis covers only layers and their inputs: choose parts=layers with it")
         method = method_of(config)
         kinds_of(config.parts)  # now that a user's own, beside a method, are known
         return cls(
@@ -98,7 +96,6 @@ class Cell:
             excluded_names=self.config.excluded_names,
             parts=self.config.parts,
             form=self.config.form,
-            fit_bias=self.config.fit_bias,
             **own,
         )
 

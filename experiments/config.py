@@ -161,9 +161,7 @@ class Config:
     stages: dict[str, ByProfile] | None = None
     experiment: Experiment | None = None
     parts: str = MISSING
-    rounds: list[float] | None = None
     form: str = MISSING
-    fit_bias: bool = MISSING
     ratio: float = MISSING
     cost: str = MISSING
     labels: str = MISSING

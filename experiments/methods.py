@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from torch import nn
 from experiments.config import instantiate, plain
 from facts.calibration.calibration import Calibration, Execution
 from facts.calibration.prepare import prepare
-from facts.compression.rounds import compress_prepared
+from facts.compression.plan import compress_prepared
 from facts.cost.count import Cost, count_cost
 from facts.estimators import Estimator
 from facts.finetuning import Finetuning, finetune
@@ -28,10 +28,7 @@ from facts.tasks.base import Task
 from facts.utils.progress import timed
 
 # Fields that the result of a compression depends on.
-OPTIONS = (
-    *("estimator", "search", "bounds", "excluded_names", "parts", "rounds", "form", "fit_bias"),
-    *("ratio", "cost", "cache"),
-)
+OPTIONS = (*("estimator", "search", "bounds", "excluded_names", "parts", "form", "ratio", "cost", "cache"),)
 
 
 class Work(Protocol):
@@ -211,8 +208,7 @@ def method_of(config: DictConfig) -> Method:
     profile = config.profile.name
     has_estimator = bool(config.estimator["_target_"])
     bounds = {cost: ratio for cost, ratio in config.bounds.items() if ratio is not None}
-    rounds = None if config.rounds is None else tuple(config.rounds)
-    budget = replace(Budget.of(config.ratio, config.cost, bounds), rounds=rounds)
+    budget = Budget.of(config.ratio, config.cost, bounds)
     if config.stages and not has_estimator:
         raise ValueError("stages begin with a compression: choose an estimator with them")
     if config.pruning:

@@ -68,13 +68,11 @@ def open_cell(config: DictConfig) -> Cell:
 
 
 def collect_moments(cells: list[Cell]) -> None:
-    """Cache what unfinished cells with the same network and data need: a pass per `fit_bias`, and one for analyses."""
+    """Cache what unfinished cells with the same network and data need: a pass for them all, and one for analyses."""
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     unfinished = [cell for cell in cached if not (record := cell.earlier_record()) or record.status != "done"]
-    for fit_bias in (False, True):  # their moments are of different inputs
-        alike = [cell for cell in unfinished if cell.config.fit_bias == fit_bias]
-        if estimators := [cell.method.needed_estimator for cell in alike if cell.method.needed_estimator]:
-            alike[0].calibration.collect(estimators)
+    if estimators := [cell.method.needed_estimator for cell in unfinished if cell.method.needed_estimator]:
+        unfinished[0].calibration.collect(estimators)
     analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
     wanted = [cell.method.needed_estimator for cell in analysed if cell.method.needed_estimator]
     if moments := list(dict.fromkeys(moment for estimator in wanted for moment in estimator.moments)):

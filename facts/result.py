@@ -135,8 +135,8 @@ class Method:
 
     - `estimator`, `search`: the methods with their options
     - `parts`: what was truncated; `widths`: each unit's original width; `tokens`: of each block that merges them, the
-      original number; `rounds`: the intermediate ratios at which units were measured again
-    - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
+      original number
+    - `form` of the low-rank layers (`plain` if there are none)
     - `rounding`: the largest relative error that a layer's data type causes in its weight
     - `repaired`: by layer, the number of Kronecker factors that were not positive definite
     - `solution`: the solver's status, error, bound and gap, if the search used one
@@ -150,8 +150,6 @@ class Method:
     widths: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     form: FormName = "plain"
-    fit_bias: bool = False
-    rounds: tuple[float, ...] = ()
     rounding: float = 0.0
     repaired: dict[str, int] = field(default_factory=dict)
     solution: dict[str, Any] | None = None
@@ -167,9 +165,7 @@ class Method:
             self.estimator,
             self.search,
             " and ".join(kind for kind, names in (("units", self.widths), ("tokens", self.tokens)) if names),
-            f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}" if self.rounds else "",
             "pivoted" if self.form == "pivoted" else "",
-            "biases fitted" if self.fit_bias else "",
         ]
         return ", ".join(filter(None, words))
 

@@ -69,18 +69,6 @@ class SharingBlock(nn.Module):
         return x + self.shared(torch.tanh(self.layer(torch.tanh(self.shared(x)))))
 
 
-class InPlaceBlock(nn.Module):
-    """Changes what it is given and what its layer gave."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(12, 12)
-
-    def forward(self, x):
-        x += torch.relu_(self.layer(x))
-        return x
-
-
 UNIFORM = {"search": "uniform", "form": "plain"}  # choices of which a test can say by hand what they give
 
 LAYERS = ("grid", "windows", "rows", "tokens", "shared", "vector")
@@ -96,7 +84,7 @@ def image_batches(sizes, num_classes=4, shape=(3, 8, 8), dtype=torch.float64, se
 
 def compress_on_all(model, batches, **options):
     """Compress without holding samples out, to compare with what is computed from all of them."""
-    own = {name: options.pop(name) for name in ("layers", "execution", "loss", "fit_bias") if name in options}
+    own = {name: options.pop(name) for name in ("layers", "execution", "loss") if name in options}
     return facts.compress(facts.prepare(model, batches, held_out=(), **own), **options)
 
 
@@ -147,11 +135,6 @@ def make_sharing(step=lambda block, x: block(x)):
     torch.manual_seed(0)
     shared = nn.Linear(12, 12)
     return Stack([SharingBlock(shared) for _ in range(3)], step, stem=shared).double()
-
-
-def make_in_place(block=InPlaceBlock, step=lambda block, x: block(x)):
-    torch.manual_seed(0)
-    return Stack([block() for _ in range(3)], step).double()
 
 
 def make_vit(depth=3, dtype=torch.float64):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from facts.calibration.data import Batch
 from facts.decomposition.truncation import Decomposition
-from facts.modules.networks import frozen, replaced_forwards
-from facts.moments.data_pass import blocks_of
+from facts.modules.networks import blocks_of, frozen, replaced_forwards
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.base import Ratios
 from facts.search.training import Training, outputs_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.calibration.data import Batch, OneByOne, read
+from facts.calibration.data import Batch, read
 from facts.calibration.outputs import refuse_unreadable
 from facts.cost.count import Cost, count_flops, count_params
 from facts.cost.timing import DEFAULT_TIMING, LatencyTable, TimingPolicy
@@ -22,7 +22,7 @@ from facts.modules.lowrank import LinearLayer
 from facts.moments.collect import DEFAULT_POLICY, LayerMoments, MemoryPolicy, collect_moments
 from facts.moments.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
 from facts.moments.statistics import InputSum, Moment, at_least_tiny
-from facts.parts import Part, Plan, apply, part_at, put, rewritten, with_convolutions
+from facts.parts import Part, Plan, apply, put
 from facts.parts.base import Problem, packed, unpacked
 from facts.utils.batches import to_device
 from facts.utils.cache import Cache, calibration_key, content_key, file_name, name_of, shared_code
@@ -66,8 +66,7 @@ class Calibration:
     `(inputs, targets)` or None; `held_out` only serve to compare the result with the original. `first_inputs` are those
     of the first batch, or noise; `example` is one sample on the meta device, if the network runs there. `loss` and
     `output_error` are sums over samples. `flops` counts the dense network by the paper's rule (None if unknown). With
-    `draws_labels`, no loss on given labels was chosen, and the default search draws them. With `fit_bias`, biases
-    absorb the mean truncation error. Layers `by_token` get the first token of all samples first. `answer` holds the
+    `draws_labels`, no loss on given labels was chosen, and the default search draws them. `answer` holds the
     outputs for the first sample, in few digits: networks that differ in code alone do not share a cache.
     """
 
@@ -85,9 +84,7 @@ class Calibration:
     flops: int | None = None
     first_inputs: Any = None
     example: Any = None
-    fit_bias: bool = False
     draws_labels: bool = True
-    by_token: frozenset[str] = frozenset()
     answer: tuple[Tensor, ...] = ()
 
     @cached_property
@@ -103,9 +100,8 @@ class Calibration:
         data = None if self.data is None else calibration_key(self.data)
         loss = name_of(self.loss, "loss")
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
-        setting = loss, precisions, self.fit_bias
         network = repr(self.model), self.model, self.answer
-        key = content_key(shared_code(), *network, list(self.linears), repr(self.parts), data, *setting)
+        key = content_key(shared_code(), *network, list(self.linears), repr(self.parts), data, loss, precisions)
         return Cache(Path(self.execution.cache) / key)
 
     @property
@@ -156,35 +152,22 @@ class Calibration:
 
     @cached_property
     def append_one(self) -> frozenset[str]:
-        """Layers whose biases absorb the mean of the truncation error; biases of units always do."""
-        return frozenset(
-            name
-            for name, part in self.part_of.items()
-            if self.fit_bias or (part.is_unit and self.linears[name].bias is not None)
-        )
+        """Linears whose biases absorb the mean of the truncation error: those of units."""
+        linears = self.linears
+        return frozenset(n for n, part in self.part_of.items() if part.is_unit and linears[n].bias is not None)
 
     def on(self, data: Iterable[Batch]) -> "Calibration":
         return replace(self, data=data)
 
     def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
-        """Other data, one by one if this network's are. Raises `ValueError` for none, or what it cannot read."""
+        """Other data of this network. Raises `ValueError` for none, or what it cannot read."""
         batches, _ = read(data, self.model, purpose)
         refuse_unreadable(self.model, batches, self.execution.precision)
-        return OneByOne(batches) if isinstance(self.data, OneByOne) else batches
+        return batches
 
     def in_form(self, form: Form) -> "Calibration":
         """The same calibration with low-rank layers in another form."""
         return replace(self, form=form, parts={name: part.in_form(form) for name, part in self.parts.items()})
-
-    def of_narrowed(self, model: nn.Module) -> "Calibration":
-        """The same calibration for a network in which some units have been narrowed."""
-        model, parts = with_convolutions(model, self.kinds, self.parts), {}
-        for name, earlier in self.parts.items():
-            part = part_at(model, name, self.kinds)
-            assert part
-            parts[name] = part.in_form(self.form).after(earlier)
-        flops = None if self.example is None else count_flops(model, self.example, "paper")
-        return replace(self, model=model, rewritten=rewritten(model, parts), parts=parts, flops=flops)
 
     def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
         """Copy the model with its parts at the ranks of a plan."""
@@ -212,7 +195,6 @@ class Calibration:
             cache=cache,
             only=only,
             append_one=self.append_one,
-            by_token=self.by_token,
         )
 
     def suited(self, estimator: Estimator) -> Estimator:
@@ -330,17 +312,15 @@ def _decomposed(part: Part, problems: Mapping[str, Problem], method: str) -> dic
         raise ValueError(f"layer {next(iter(problems))} cannot be decomposed by {method}: {error}") from error
 
 
-def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: LayerMoments, fit_bias: bool) -> Problem:
+def _problem(name: str, layer: LinearLayer, estimator: Estimator, moments: LayerMoments, has_one: bool) -> Problem:
     row, col = estimator.shrinkage(moments)
     factors = estimator.factors(moments)
     d_out, d_in = layer.out_features, layer.in_features
-    for side, factor, size in (("A", factors.A, d_in + fit_bias), ("B", factors.B, d_out)):
+    for side, factor, size in (("A", factors.A, d_in + has_one), ("B", factors.B, d_out)):
         if factor is not None and factor.shape != (size, size):
             made = f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}"
             raise ValueError(f"{made}; it must be [{size}, {size}], or None for the identity")
-    if fit_bias and layer.bias is None:
-        factors = factors if factors.A is None else replace(factors, A=factors.A[:-1, :-1])
-    elif fit_bias:
+    if has_one:
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     for weight in layer.parameters():
         if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):

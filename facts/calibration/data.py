@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from facts.modules.networks import continues_text, is_encoder_decoder
 from facts.moments.losses import next_tokens
-from facts.utils.batches import batch_size, described, first_of, has_row_per_sample, in_parts, share
+from facts.utils.batches import batch_size, described, first_of, has_row_per_sample, share
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
 
@@ -175,24 +175,6 @@ def _as_pair(batch: Any, model: nn.Module) -> Batch:
 def _as_tensor(array: np.ndarray) -> Tensor | np.ndarray:
     """Convert numbers to a tensor that shares their memory, unless it is read-only; return texts as given."""
     return torch.from_numpy(np.require(array, requirements="W")) if array.dtype.kind in "biufc" else array
-
-
-@dataclass(frozen=True)
-class OneByOne:
-    """The samples of some batches, each in a batch of its own."""
-
-    batches: Iterable[Batch]
-
-    @property
-    def content_key(self) -> str | None:
-        own = getattr(self.batches, "content_key", None)
-        return own and content_key(own, "one by one")
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (sample for batch in self.batches for sample in in_parts(batch, batch_size(batch[0])))
-
-    def shard(self, rank: int, size: int) -> "OneByOne":
-        return OneByOne(share(self.batches, rank, size))
 
 
 def num_held_out(num_samples: int, least: int = LEAST) -> int:

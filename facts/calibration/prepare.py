@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
-from facts.calibration.data import Batch, OneByOne, as_batches, divide, in_memory, read
+from facts.calibration.data import Batch, as_batches, divide, in_memory, read
 from facts.calibration.outputs import (
     output_kind,
     refuse_ignored_labels,
@@ -21,16 +22,14 @@ from facts.cost.count import meta_input
 from facts.cost.probe import Probe
 from facts.modules.forms import FormName, form_named
 from facts.modules.linear_calls import unwrapped
-from facts.modules.networks import autocast, is_encoder, noise
+from facts.modules.networks import autocast, frozen, hooked, is_encoder, noise, run
 from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
 from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
-from facts.utils.batches import FirstSamples, first_sample, has_row_per_sample, to_device
+from facts.utils.batches import first_sample, has_row_per_sample, to_device
 from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
-
-NUM_TO_REACH = 512  # samples that are tried to reach all layers
 
 
 @stage("preparation")
@@ -48,7 +47,6 @@ def prepare(
     input_shape: tuple[int, ...] | None = None,
     parts: str | Collection[str] = "layers",
     form: FormName | None = None,
-    fit_bias: bool = False,
     protected: int | None = None,
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
@@ -60,8 +58,8 @@ def prepare(
     truncated: `layers`, `units`, which are attention's products and hidden units (layers in no unit stay layers),
     `tokens`, another name in `facts.parts.KINDS`, or several of them. Low-rank layers are stored in a `form` (default:
     `default_form`). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default:
-    that of the data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data. The first
-    `protected` tokens are never merged (default: those that do not depend on the data, wherever they stand).
+    that of the data). The first `protected` tokens are never merged (default: those that do not depend on the data,
+    wherever they stand).
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
@@ -71,7 +69,7 @@ def prepare(
     `ValueError` for unknown layers and outputs.
     """
     parts = parts if isinstance(parts, str) else ",".join(parts)
-    _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
+    _refuse_unfit_arguments(model, data, parts, loss, outputs)
     _refuse_unfit_settings(execution, protected, input_shape)
     model = unwrapped(model)
     bound_form = form_named(form or default_form(model, execution.precision), execution.precision)
@@ -86,15 +84,11 @@ def prepare(
     own_loss = not (loss is None or isinstance(loss, SampledTargets))
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     may_miss = may_miss and is_divided
-    further = () if batches is None else FirstSamples(batches, NUM_TO_REACH)
     sample = first_inputs if kinds_of(parts) else inputs
     sample = _with_masks(sample) if "tokens" in parts.split(",") else sample
-    probe = Probe.of(model, sample, example, execution.precision, may_miss, further)
+    probe = Probe.of(model, sample, example, execution.precision, batches or ())
     if "tokens" in parts.split(",") and protected is None:
-        probe = probe.with_constants(model, further)
-    if probe.mixes and batches is not None:
-        log.info("layers of %s get rows of several samples in turns: samples are run one by one", type(model).__name__)
-        batches = OneByOne(batches)
+        probe = probe.with_constants(model, batches or ())
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
@@ -106,11 +100,8 @@ def prepare(
         refuse_unfit_functions(model, inputs, probe.outputs, targets, loss if own_loss else None, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     if may_miss:
-        selection = selection.without(_unused(selection, probe, chosen_loss, targets, execution.precision), NOT_REACHED)
+        selection = selection.without(_unused(selection, probe, chosen_loss, targets), NOT_REACHED)
     found, reasons = find(selection, parts, probe, bound_form, protected)
-    in_heads = (part.layers for part in found.values() if not {*part.linears} <= {*part.layers})
-    if batches is not None and any(probe.by_token.intersection(names) for names in in_heads):
-        batches = OneByOne(batches)  # linears within heads, around which layers go by token, get samples in turns
     return Calibration(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -126,9 +117,7 @@ def prepare(
         flops=probe.flops,
         first_inputs=first_inputs,
         example=None if probe.flops is None else example,
-        fit_bias=fit_bias,
         draws_labels=not own_loss,
-        by_token=probe.by_token,
         answer=tuple(leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)),
     )
 
@@ -175,16 +164,12 @@ def _with_masks(inputs: Any) -> Any:
     return {**inputs, **masks}
 
 
-def _refuse_unfit_arguments(
-    model: nn.Module, data: object, parts: str, fit_bias: object, loss: object, outputs: object
-) -> None:
+def _refuse_unfit_arguments(model: nn.Module, data: object, parts: str, loss: object, outputs: object) -> None:
     """Raise `ValueError` for arguments of `prepare` that exclude each other or are out of range."""
     refuse_unfit_network(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
     kinds_of(parts)
-    if not isinstance(fit_bias, bool):
-        raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
     if loss is not None and not callable(loss):
         raise ValueError(f"loss is a function of the outputs and targets, summed over samples, got {loss!r}")
     if loss is not None and outputs is not None:
@@ -202,12 +187,22 @@ def _refuse_unfit_settings(execution: object, protected: object, input_shape: ob
         raise ValueError(f"input_shape is an image's, (3, 224, 224), or one with its batch axis, got {input_shape!r}")
 
 
-def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any, precision: torch.dtype) -> list[str]:
-    """List the selected layers on which the loss of the first sample does not depend."""
-    device = next(selection.model.parameters()).device
-    with torch.enable_grad(), autocast(device, precision):
-        unused = set(probe.without_effect(loss(probe.outputs, to_device(first_sample(targets), device))))
-    return [name for name in selection.layers if {name, name.removesuffix(".linear")} & unused]
+def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any) -> list[str]:
+    """List the selected layers on which the loss of the first sample does not depend, such as an unused pooler."""
+    model, marks = selection.model, dict[str, Tensor]()
+    device = next(model.parameters()).device
+
+    def mark(name: str, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+        marks.setdefault(name, torch.zeros((), device=device, requires_grad=True))
+        return output + marks[name].to(output)
+
+    hooks = [(layer, partial(mark, name)) for name, layer in selection.layers.items()]
+    with frozen(model), torch.enable_grad(), autocast(device, probe.precision), hooked(hooks):
+        value = loss(run(model, probe.sample), to_device(first_sample(targets), device))
+        if not value.requires_grad:  # as of a network that computes under torch.no_grad()
+            return list(marks)
+        grads = torch.autograd.grad(value, list(marks.values()), allow_unused=True)
+    return [name for name, grad in zip(marks, grads, strict=True) if grad is None]
 
 
 def default_form(model: nn.Module, precision: torch.dtype) -> FormName:

@@ -38,7 +38,6 @@ def compress(
     search: options.SearchName = None,
     parts: options.PartsName = None,
     form: options.FormName = None,
-    fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     recover: Annotated[
         float | None, option(METHOD, "How long the original teaches the result, without labels.", **options.MINUTES)
     ] = None,
@@ -89,8 +88,7 @@ def compress(
     _check_target(out, cache)
     if elastic:
         _refuse_one_network(search, recover)
-    rounds = () if elastic else None
-    budget = facts.Budget(flops=flops, params=params, latency_ms=latency_ms, error=error, rounds=rounds)
+    budget = facts.Budget(flops=flops, params=params, latency_ms=latency_ms, error=error)
     budget = budget.with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
@@ -112,7 +110,6 @@ def compress(
             execution=execution,
             input_shape=task.input_shape(network),
             parts=parts or default_parts(calibration, budget, "flops", estimator, search, form, convolutions),
-            fit_bias=fit_bias,
         )
         methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form}
         result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)

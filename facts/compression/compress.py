@@ -13,7 +13,7 @@ from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execut
 from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.prepare import prepare
 from facts.compression.comparison import with_distance, with_latency
-from facts.compression.rounds import compress_prepared
+from facts.compression.plan import compress_prepared
 from facts.cost.count import CostName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, form_named
@@ -55,7 +55,7 @@ def compress(
 
     | argument | meaning |
     |---|---|
-    | `model` | a network, or the `Calibration` that `facts.prepare` made of one (`output_error`, `fit_bias`, ...) |
+    | `model` | a network, or the `Calibration` that `facts.prepare` made of one (`output_error`, `outputs`, ...) |
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each part: a name or an instance (default: `facts`) |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
@@ -70,14 +70,14 @@ def compress(
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
     | `layers` | names; a pattern, `"tower.*"`; `"all"`, with 1x1 convolutions; `"linear"` ones (default if any) |
 
-    By default, units are truncated and, unless only parameters are bounded or rounds are given, tokens that are alike
-    are merged in blocks with global attention. Layers are truncated instead, as in published methods, if an estimator,
-    a search, a form or layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is
-    called `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
+    By default, units are truncated and, unless only parameters are bounded, tokens that are alike are merged in blocks
+    with global attention. Layers are truncated instead, as in published methods, if an estimator, a search, a form or
+    layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is called
+    `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
-    the data and get the same plan. Data are read about once in each round; searches and comparisons read some hundred
-    samples again. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
-    and for a budget that no plan of the search meets.
+    the data and get the same plan. Data are read about once; searches and comparisons read some hundred samples again.
+    Raises `ValueError` for arguments out of range, for data that do not suit the loss, and for a budget that no plan of
+    the search meets.
     """
     given = model.model if isinstance(model, Calibration) else model
     refuse_unfit_network(given)
@@ -112,7 +112,7 @@ def compress(
         if budget.error is None:
             result = compress_to(prepared, budget=budget)
         else:
-            result = smallest_within(budget.error, prepared, budget.rounds, cost, compress_to)
+            result = smallest_within(budget.error, prepared, cost, compress_to)
         if prepared.data is not None:
             result = with_latency(result, prepared)
             if budget.error is None:
@@ -128,11 +128,11 @@ def compress(
 def default_parts(calibration: Iterable[Any] | None, budget: Budget, cost: CostName = "flops", *named: object) -> str:
     """Units and tokens, which keep most accuracy (results/photos); layers if `named`, or where units cannot work.
 
-    Units alone, if only parameters are bounded, of which tokens save none, and with rounds, which are for units.
+    Units alone, if only parameters are bounded, of which tokens save none.
     """
     if calibration is None or any(each is not None for each in named):
         return "layers"
-    return "units" if budget.rounds or (budget.costs or {cost}) == {"params"} else "units,tokens"
+    return "units" if (budget.costs or {cost}) == {"params"} else "units,tokens"
 
 
 def default_search(calibration: Calibration) -> Search:
@@ -143,11 +143,7 @@ def default_search(calibration: Calibration) -> Search:
 
 
 def smallest_within(
-    error: float,
-    calibration: Calibration,
-    rounds: tuple[float, ...] | None,
-    cost: CostName,
-    compress_to: Callable[..., CompressionResult],
+    error: float, calibration: Calibration, cost: CostName, compress_to: Callable[..., CompressionResult]
 ) -> CompressionResult:
     """Find the smallest ratio, in hundredths, at which outputs are within `error` of the original's, by bisection.
 
@@ -163,7 +159,7 @@ def smallest_within(
     results: dict[int, CompressionResult] = {}
 
     def suffices(hundredths: int) -> bool:
-        budget = replace(Budget.of(hundredths / 100, cost), rounds=rounds)
+        budget = Budget.of(hundredths / 100, cost)
         try:
             results[hundredths] = with_distance(compress_to(cached, budget=budget), cached, error)
         except ValueError as reason:

@@ -11,7 +11,7 @@ from torch import nn
 
 from facts.calibration.calibration import Calibration
 from facts.compression.compress import compress, default_search
-from facts.compression.rounds import checked_problem
+from facts.compression.plan import checked_problem
 from facts.estimators import ESTIMATORS, Estimator
 from facts.result import STANDARD_ERROR
 from facts.search import SEARCHES, Search

@@ -2,21 +2,22 @@
 
 import logging
 import math
+import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from facts.cost.count import counting, whole_forward
 from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
-from facts.modules.networks import autocast, evaluating, frozen, hooked, run
+from facts.modules.networks import autocast, evaluating, hooked, run
 from facts.utils.batches import (
     MISREAD,
     Refusal,
@@ -31,6 +32,10 @@ from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
 
+FEW = 4  # samples that show whether a layer sees one after the other
+NUM_OTHERS = 64  # samples among which one with other values is looked for
+NUMBER = re.compile(r"\d+")
+
 Call = tuple[tuple, dict[str, Any]]
 """Arguments of a call of a module."""
 
@@ -41,25 +46,21 @@ class Probe:
 
     `rows` counts the vectors that each linear layer and 1x1 convolution multiplies for one sample: 1 if no input is
     known, 0 for a layer that never runs. `makers` are the layers that make the network's outputs, `unrelated` those
-    whose inputs do not have samples along their first axis. Those `by_token` get the first token of all samples first,
-    `[T, N, d]` or `[T·N, d]`. `mixes` says that others get rows of several samples in turns, as of tokens sorted by
-    expert: only batches of one sample tell them apart. `flops` counts the whole network by the paper's rule; None if it
-    does not run on the meta device. `outputs` are those of the `sample` in a `precision`, `calls` the arguments of the
-    first call of each module that holds others; without real inputs there are none. `constant` are the number of rows
-    `[1, rows, d]` of the inputs of such modules, and those that other inputs do not change (`with_constants`).
+    whose inputs are not one sample after the other along the first axis, as of experts. `flops` counts the whole
+    network by the paper's rule; None if it does not run on the meta device. `outputs` are those of the `sample` in a
+    `precision`, `calls` the arguments of the first call of each module that holds others; without real inputs there are
+    none. `constant` are the number of rows `[1, rows, d]` of the inputs of such modules, and those that other inputs do
+    not change (`with_constants`).
     """
 
     rows: dict[str, int]
     makers: frozenset[str] = frozenset()
     unrelated: frozenset[str] = frozenset()
-    by_token: frozenset[str] = frozenset()
-    mixes: bool = False
     flops: int | None = None
     sample: Any = None
     precision: torch.dtype = torch.float32
     outputs: Any = None
     calls: dict[str, Call] = field(default_factory=dict)
-    marks: dict[str, Tensor] = field(default_factory=dict)
     constant: dict[str, tuple[int, tuple[int, ...]]] | None = None
 
     @classmethod
@@ -69,20 +70,18 @@ class Probe:
         inputs: Any = None,
         example: Any = None,
         precision: torch.dtype = torch.float32,
-        marked: bool = False,
-        further: Iterable[tuple[Any, Any]] = (),
+        batches: Iterable[tuple[Any, Any]] = (),
     ) -> "Probe":
         """Run the network on the first sample of a batch of `inputs`, and on `example`, a sample on the meta device.
 
-        `further` batches are read if there are layers, such as experts, that the first sample does not reach, or if
-        `inputs` are of one sample, until a batch has two. With `marked`, `without_effect` can be asked. Raises
-        `ValueError` if the network cannot read the inputs or changes them, or draws random numbers.
+        Of the `batches` that begin with `inputs`, the second is read if the first is of one sample. Raises `ValueError`
+        if the network cannot read the inputs or changes them, or draws random numbers.
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
         seen, traced = cls(dict.fromkeys(layers, 1)), None
         if inputs is not None:
-            seen = _of_sample(model, layers, inputs, precision, marked, further)
+            seen = _of_sample(model, layers, inputs, precision, batches)
         if example is not None:
             try:
                 traced = _traced(skeleton(model), layers, example)
@@ -99,33 +98,16 @@ class Probe:
         rows = traced.rows
         if inputs is not None:
             rows = {name: count or seen.rows[name] for name, count in rows.items()}
-        several = chain([inputs], (each for each, _ in further)) if has_row_per_sample(inputs) else ()
-        pair = next((each for each in several if has_row_per_sample(each) and batch_size(each) > 1), None)
-        by_token, mixing = _orders(model, [name for name in rows if rows[name]], traced.unrelated, pair)
-        return replace(
-            seen,
-            rows=rows,
-            makers=traced.makers,
-            unrelated=traced.unrelated - by_token,
-            by_token=by_token,
-            mixes=bool(mixing - traced.unrelated),
-            flops=traced.flops,
-        )
+        unrelated = seen.unrelated | traced.unrelated
+        return replace(seen, rows=rows, makers=traced.makers, unrelated=unrelated, flops=traced.flops)
 
-    def without_effect(self, value: Tensor) -> list[str]:
-        """Layers that do not affect a value computed from `outputs`, such as a pooler whose output is not used."""
-        if not value.requires_grad:  # as of a network that computes under torch.no_grad()
-            return list(self.marks)
-        grads = torch.autograd.grad(value, list(self.marks.values()), allow_unused=True)
-        return [name for name, grad in zip(self.marks, grads, strict=True) if grad is None]
-
-    def with_constants(self, model: nn.Module, further: Iterable[tuple[Any, Any]]) -> Self:
+    def with_constants(self, model: nn.Module, batches: Iterable[tuple[Any, Any]]) -> Self:
         """The same probe with the rows that do not come from the data, such as class tokens.
 
         The network runs on noise in the form of the sample or, for integers, on another sample with other values. None
         is found if there is none.
         """
-        other = _varied(self.sample, further)
+        other = _varied(self.sample, batches)
         if other is None:
             return self
         constant: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -143,7 +125,7 @@ class Probe:
         return replace(self, constant=constant)
 
 
-def _varied(sample: Any, further: Iterable[tuple[Any, Any]]) -> Any:
+def _varied(sample: Any, batches: Iterable[tuple[Any, Any]]) -> Any:
     """Noise in place of real numbers, and other integers from the data; None if nothing can be varied."""
     generator = torch.Generator().manual_seed(0)
 
@@ -154,8 +136,8 @@ def _varied(sample: Any, further: Iterable[tuple[Any, Any]]) -> Any:
     leaves = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
     if any(leaf.is_floating_point() for leaf in leaves):
         return tree_map_only(Tensor, lambda each: noise(each) if each.is_floating_point() else each, sample)
-    samples = (part for batch, _ in further for part, _ in in_parts((batch, None), batch_size(batch)))
-    for other in islice(samples, 1, None):
+    samples = (part for batch, _ in batches for part, _ in in_parts((batch, None), batch_size(batch)))
+    for other in islice(samples, 1, NUM_OTHERS):
         pairs = list(zip(tree_leaves(other := to_device(other, leaves[0].device)), leaves, strict=True))
         if all(one.shape == each.shape for one, each in pairs) and not all(one.equal(each) for one, each in pairs):
             return other
@@ -163,46 +145,43 @@ def _varied(sample: Any, further: Iterable[tuple[Any, Any]]) -> Any:
 
 
 def _of_sample(
-    model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, marked: bool, further: Iterable[Any]
+    model: nn.Module, layers: list[str], inputs: Any, precision: torch.dtype, batches: Iterable[Any]
 ) -> Probe:
     """Run the network on the first sample; on the whole batch if it cannot be divided."""
     device, is_divided = next(model.parameters()).device, has_row_per_sample(inputs)
     given = to_device(first_sample(inputs) if is_divided else inputs, device)
     sample = tree_map_only(Tensor, torch.clone, given)
     calls: dict[str, Call] = {}
-    marks = {name: torch.zeros((), device=device, requires_grad=True) for name in layers if marked}
+    alone: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def note_rows(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
+        rows = args[0]  # of which the shape says all if the first axis is that of the samples
+        alone[name].append(rows.clone() if len(rows) > 1 else rows.to("meta"))
 
     def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         calls.setdefault(name, (args, kwargs))
 
     blocks = [(each, partial(note, name)) for name, each in model.named_modules() if name and [*each.children()]]
-    mode = frozen(model) if marked else evaluating(model)
-    with mode, autocast(device, precision), torch.set_grad_enabled(marked), hooked(before=blocks):
+    with evaluating(model), autocast(device, precision), torch.no_grad(), hooked(before=blocks):
         with reading(model, inputs, "the first sample"):
-            seen, _ = _observe(model, layers, sample, marks)
+            seen, _ = _observe(model, layers, sample)
         if not are_close(given, sample):
             raise ValueError(
                 f"{type(model).__name__} changes its inputs in place, so that the data would differ from pass to pass: "
                 "let it change a clone of them"
             )
-        with torch.no_grad():
-            if not are_close(seen.outputs, run(model, sample)):
-                raise ValueError(
-                    f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
-                    "draws random numbers or remembers earlier calls: do so in training mode only"
-                )
-        reached: dict[str, int] = {}  # vectors per sample of layers that other batches reach
-        missed = [name for name in layers if not seen.rows[name]]
-        for batch, _ in further if missed else ():
-            others, _ = _observe(model, missed, to_device(batch, device), {})
-            reached |= {name: max(1, rows // batch_size(batch)) for name, rows in others.rows.items() if rows}
-            missed = [name for name in missed if name not in reached]
-            if not missed:
-                break
-    marks = {name: mark for name, mark in marks.items() if seen.rows[name]}  # nothing is known of the others
+        with hooked([(model.get_submodule(name), partial(note_rows, name)) for name in layers]):
+            again = run(model, sample)
+        if not are_close(seen.outputs, again):
+            raise ValueError(
+                f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
+                "draws random numbers or remembers earlier calls: do so in training mode only"
+            )
+        few = _few_samples(inputs, batches) if is_divided else None
+        unrelated = frozenset[str]() if few is None else _not_by_sample(model, alone, to_device(few, device))
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    return replace(seen, rows=rows | reached, flops=None, sample=sample, precision=precision, calls=calls, marks=marks)
+    return Probe(rows, seen.makers, unrelated, None, sample, precision, seen.outputs, calls)
 
 
 def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
@@ -215,54 +194,49 @@ def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
     )
 
 
-def _orders(
-    model: nn.Module, layers: list[str], unrelated: frozenset[str], inputs: Any
-) -> tuple[frozenset[str], frozenset[str]]:
-    """The layers whose rows come token by token, and those with another order of two samples than one by one.
+def _few_samples(inputs: Any, batches: Iterable[tuple[Any, Any]]) -> Any:
+    """The first samples of batches that begin with `inputs`, in one batch; None if no two of them fit in one."""
+    if batch_size(inputs) > 1:
+        return tree_map_only(Tensor, itemgetter(slice(FEW)), inputs)
+    others = next((each for each, _ in islice(batches, 1, 2)), None)
+    try:
+        return tree_map(lambda one, other: torch.cat([one, other[: FEW - 1]]), inputs, others)
+    except MISREAD:  # there are no others, or they are of another size
+        return None
 
-    If the samples are swapped, so are the halves of all rows, or neighbours. Without two samples, there are neither.
+
+def _not_by_sample(model: nn.Module, alone: dict[str, list[Tensor]], few: Any) -> frozenset[str]:
+    """The layers whose rows for a few samples are not those of the first, noted `alone`, then those of the next.
+
+    They get the tokens of all samples in turns, or those that are sorted by expert; so do others of the same name but
+    for its numbers, which may have got as many tokens of each sample by chance.
     """
-    if inputs is None:
-        return frozenset(), frozenset()
-    device = next(model.parameters()).device
-    calls: list[dict[str, list[Tensor]]] = []
-    for order in ([0, 1], [1, 0]):
-        seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    found, num_samples = set[str](), batch_size(few)
 
-        def note(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any, seen: Any = seen) -> None:
-            if len(args[0]) != 2 or name in unrelated:  # otherwise its first axis is that of the samples
-                seen[name].append(args[0].detach().clone())
+    def compare(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
+        rows, own = args[0], alone[name].pop(0) if alone[name] else None
+        if own is None or rows.shape != (num_samples * len(own), *own.shape[1:]):
+            found.add(name)
+        elif not own.is_meta:
+            first, second, *_ = rows.split(len(own))
+            if (first - own).norm() > (second - own).norm() / 4 and not are_close(own, first):
+                found.add(name)
 
-        hooks = [(model.get_submodule(name), partial(note, name)) for name in layers]
-        pair = tree_map_only(Tensor, itemgetter(order), inputs)
-        try:
-            with torch.no_grad(), evaluating(model), hooked(hooks):
-                run(model, to_device(pair, device))
-        except MISREAD:  # the network takes batches of one size only
-            return frozenset(), frozenset()
-        calls.append(seen)
-    pairs = {name: list(zip_longest(*(each[name] for each in calls))) for name in layers}
-    mixing = {name for name in layers if not all(_swaps(pair, by_token=False) for pair in pairs[name])}
-    by_token = {name for name in mixing if all(_swaps(pair, by_token=True) for pair in pairs[name])}
-    return frozenset(by_token), frozenset(mixing - by_token)
-
-
-def _swaps(pair: tuple[Any, ...], by_token: bool) -> bool:
-    """Whether neighbouring rows, or else the halves of all rows, are swapped."""
-    one, other = pair
-    if one is None or other is None or one.shape != other.shape or one.shape[:-1].numel() % 2:
-        return False
-    axis, shape = (1, (-1, 2)) if by_token else (0, (2, -1))
-    rows, swapped = (each.flatten(0, -2).unflatten(0, shape) for each in (one, other))
-    return are_close(rows, swapped.flip(axis))
+    try:
+        with hooked([(model.get_submodule(name), partial(compare, name)) for name in alone]):
+            run(model, few)
+    except MISREAD:  # the network takes batches of one size only
+        return frozenset()
+    kinds = {NUMBER.sub("", name) for name in found.union(name for name in alone if alone[name])}
+    return frozenset(name for name in alone if NUMBER.sub("", name) in kinds)
 
 
 def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:
     """Trace one forward pass, and one with the sample twice: the first axis of unrelated layers does not double."""
-    traced, shapes = _observe(network, layers, sample)
+    traced, shapes = _observe(network, layers, sample, with_flops=True)
     try:
         twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
-        _, doubled = _observe(network, layers, twice)
+        _, doubled = _observe(network, layers, twice, with_flops=True)
     except MISREAD:  # the network takes batches of one size only
         return traced
     expected = {name: [2 * shape[0] for shape in shapes[name]] for name in layers}
@@ -271,25 +245,22 @@ def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:
 
 
 def _observe(
-    network: nn.Module, layers: Iterable[str], inputs: Any, marks: dict[str, Tensor] | None = None
+    network: nn.Module, layers: Iterable[str], inputs: Any, with_flops: bool = False
 ) -> tuple[Probe, dict[str, list[torch.Size]]]:
     """Trace one forward pass; return also the shapes `[..., d]` of the inputs of each layer, one per call."""
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
     last: dict[str, Any] = {}
 
-    def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> Any:
+    def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
         if not args:
             raise Refusal(f"layer {name} is called by keyword: call it as layer(x), so that its input can be seen")
         shapes[name].append(args[0].shape)
-        if marks:
-            output = output + marks[name].to(output)
         last[name] = output
-        return output
 
     hooks = [(network.get_submodule(name), partial(note, name)) for name in shapes]
-    count = counting(network, "paper") if marks is None else nullcontext(list[int]())
-    with torch.set_grad_enabled(bool(marks)), evaluating(network), hooked(hooks), count as operations:
-        result = whole_forward(network)(inputs) if marks is None else run(network, inputs)
+    count = counting(network, "paper") if with_flops else nullcontext(list[int]())
+    with torch.no_grad(), evaluating(network), hooked(hooks), count as operations:
+        result = whole_forward(network)(inputs) if with_flops else run(network, inputs)
     outputs = {id(leaf) for leaf in tree_leaves(result)}
     rows = {name: _num_rows(network.get_submodule(name), shapes[name]) for name in shapes}
     makers = frozenset(name for name, output in last.items() if id(output) in outputs)

@@ -15,9 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from facts.modules.heads import PaddedHeads
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.networks import hooked, run
+from facts.modules.networks import blocks_of, hooked, run
 from facts.moments.batch import at_least_float32
-from facts.moments.data_pass import blocks_of
 from facts.moments.statistics import at_least_tiny
 from facts.tasks.base import Batches
 from facts.utils.batches import batch_size

@@ -33,12 +33,11 @@ class Choice(NamedTuple):
 
 def schedule(number: int, excess: int) -> list[int]:
     """Numbers of tokens that leave in each pass if `excess` of `number` do: halves of the rest, then all of it."""
-    passes: list[int] = []
-    halves = 0 if excess <= SINGLE_PASS * number else 1 if excess <= TWO_PASSES * number else 2
-    for _ in range(halves):
-        if half := (excess - sum(passes)) // 2:
-            passes.append(half)
-    return [*passes, excess - sum(passes)]
+    passes = [excess]
+    for share in (SINGLE_PASS, TWO_PASSES):
+        if excess > share * number:
+            passes[-1:] = passes[-1] // 2, passes[-1] - passes[-1] // 2
+    return [each for each in passes if each]
 
 
 def by_ward(

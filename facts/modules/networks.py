@@ -106,6 +106,26 @@ def output_layers(model: nn.Module) -> set[nn.Module]:
     return {layer for head in heads if isinstance(head, nn.Module) for layer in head.modules()}
 
 
+def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Find the blocks that contain the layers, leaving out blocks nested in other blocks.
+
+    A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`.
+    """
+    layers = set(layers)
+    places = [name for name, module in model.named_modules(remove_duplicate=False) if module in layers]
+    blocks = dict.fromkeys(block for place in places if (block := _block_around(model, place)))
+    within = {module for block in blocks for module in block.modules() if module is not block}
+    return [block for block in blocks if block not in within]
+
+
+def _block_around(model: nn.Module, name: str) -> nn.Module | None:
+    path = name.split(".")
+    for depth in range(len(path) - 1, 0, -1):
+        if isinstance(model.get_submodule(".".join(path[: depth - 1])), nn.ModuleList | nn.Sequential):
+            return model.get_submodule(".".join(path[:depth]))
+    return None
+
+
 def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Make a meaningless batch for timing: noise images, or tokens `[N, T]` that are all index 0."""
     if reads_tokens(model):

@@ -7,7 +7,7 @@ Legend: N samples, T original tokens, n merged ones, D features, k directions of
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -180,7 +180,8 @@ class BlockCall(TorchFunctionMode):
         super().__init__()
         self.x, self.clusters, self.seen = x, clusters, None
         self.bias = None if clusters is None else clusters.bias
-        self.key = self.scores = None
+        self.key: Tensor | None = None
+        self.scores: Callable[[], Tensor] | None = None  # of attention, `[N, heads, n, n]`
         self.is_merging = False  # what that computes is no attention of the block
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

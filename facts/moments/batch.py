@@ -173,15 +173,12 @@ def mirror(total: Tensor) -> Tensor:
     return total
 
 
-def split_samples(tensor: Tensor, num_samples: int, layer: str, by_token: bool = False) -> Tensor:
+def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:
     """Reshape `[B, ..., d]` to `[N, T, d]`: all axes between samples and features count as tokens.
 
     The first axis may hold several rows per sample, such as Swin's windows (`[N·windows, 49, d]`) or the flattened
-    tokens of a Mamba mixer (`[N·T, d]`); a sample's rows are contiguous, unless they come `by_token`, as in
-    `[T, N, d]`. Raises `ValueError` if it cannot be split.
+    tokens of a Mamba mixer (`[N·T, d]`); a sample's rows are contiguous. Raises `ValueError` if it cannot be split.
     """
-    if by_token:
-        return tensor.flatten(0, -2).unflatten(0, (-1, num_samples)).transpose(0, 1)
     if tensor.ndim < 2 or tensor.shape[0] % num_samples:
         raise ValueError(
             f"layer {layer} sees a tensor of shape {list(tensor.shape)} for a batch of {num_samples} samples: its "

@@ -16,7 +16,7 @@ from facts.modules.heads import Cores
 from facts.modules.lowrank import LinearLayer
 from facts.modules.networks import replaced_forwards
 from facts.moments.batch import LayerBatch, at_least_float32
-from facts.moments.data_pass import DataPass, blocks_of, within_memory
+from facts.moments.data_pass import DataPass, within_memory
 from facts.moments.losses import Loss, summed_cross_entropy
 from facts.moments.statistics import Counts, Moment
 from facts.utils import distributed
@@ -36,28 +36,13 @@ class MemoryPolicy:
 
     `moments` are on the `device`, in main memory (`host`), or with `auto` on the device up to half of its free memory.
     With `halve_batches`, a pass that runs out of memory starts again with each batch in two parts, then in four, and so
-    on; sums that a method defines per batch then cover smaller batches. With `checkpoint_blocks`, a pass with gradients
-    recomputes the activations within blocks instead of keeping them, which takes a fifth longer; `auto` does so on a
-    CPU. A data pass covers `layers_at_once` layers, which are decomposed before the next pass; None covers all.
+    on; sums that a method defines per batch then cover smaller batches. A data pass covers `layers_at_once` layers,
+    which are decomposed before the next pass; None covers all.
     """
 
     moments: Literal["auto", "device", "host"] = "auto"
     halve_batches: bool = True
-    checkpoint_blocks: bool | Literal["auto"] = False
     layers_at_once: Count | None = None
-
-    def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
-        """The blocks that a pass with gradients runs twice. Raises `ValueError` if no layer is in a block."""
-        layers, by_itself = list(layers), self.checkpoint_blocks == "auto"
-        if not self.checkpoint_blocks or (by_itself and next(model.parameters()).device.type != "cpu"):
-            return []
-        blocks = blocks_of(model, layers)
-        if not blocks and not by_itself:
-            raise ValueError(
-                f"{type(model).__name__} has no blocks to checkpoint: none of its {len(layers)} layers is in an "
-                "entry of an nn.ModuleList or nn.Sequential; leave MemoryPolicy(checkpoint_blocks=False)"
-            )
-        return blocks
 
     def groups(self, layers: Iterable[T]) -> list[list[T]]:
         """Divide the layers, in order, into groups whose moments are in memory at the same time."""
@@ -108,31 +93,28 @@ def collect_moments(
     cache: Cache | None = None,
     only: Collection[str] | None = None,
     append_one: Collection[str] = (),
-    by_token: Collection[str] = (),
 ) -> dict[str, LayerMoments]:
     """Collect the given moments of every layer, or of those in `only`, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum of the samples' losses.
     `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
-    `append_one` become `[x, 1]`, which adds 1 to d_in; those `by_token` get rows in that order (`DataPass`). `cache`
-    must belong to this model, layers, data, loss and precision; processes that share it take turns. Processes started
-    by torchrun divide the batches; each gets all moments. Raises `ValueError` as `DataPass.run` does.
+    `append_one` become `[x, 1]`, which adds 1 to d_in. `cache` must belong to this model, layers, data, loss and
+    precision; processes that share it take turns. Processes started by torchrun divide the batches; each gets all
+    moments. Raises `ValueError` as `DataPass.run` does.
     """
     device = next(model.parameters()).device
-    all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
+    layers = {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
     known = _cached(wanted, cache, layers)
     if known.keys() < wanted.keys():
         with cache.locked("data_pass") if cache else nullcontext():
             known |= _cached(wanted.keys() - known.keys(), cache, layers)  # another run may have collected them
             if missing := [moment for moment in wanted if moment not in known]:
-                needs_grads = any(moment.needs_grads for moment in missing)
-                blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
                     room = min(distributed.all_gather(memory.room_for_moments(device)))
-                    settings = room, num_parts, blocks, append_one, by_token
+                    settings = room, num_parts, append_one
                     return MomentPass(model, layers, missing, loss, precision, *settings).run(calibration)
 
                 known |= within_memory(collect, memory.halve_batches)
@@ -162,9 +144,7 @@ class MomentPass:
     precision: torch.dtype
     room: float = math.inf
     num_parts: int = 1
-    blocks: Iterable[nn.Module] = ()
     append_one: Collection[str] = ()
-    by_token: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.elsewhere: set[tuple[Moment, str]] = set()
@@ -187,7 +167,7 @@ class MomentPass:
         needs_grads = any(moment.needs_grads for moment in self.moments)
         modules = {**self.layers, **self.cores}
         called = {name: modules[name] for name in self.called}
-        settings = self.loss, self.precision, needs_grads, self.num_parts, self.blocks, self.by_token
+        settings = self.loss, self.precision, needs_grads, self.num_parts
         data_pass = DataPass(self.model, called, self._add, *settings)
         sums = (
             tensor

@@ -1,14 +1,13 @@
 """The data pass: batches through a network, and every linear's inputs and output gradients out of it.
 
 Hooks note the inputs of each call of a linear in the forward pass, and its output gradient in the backward pass. Once
-all calls of a linear are complete, it is handed over and its tensors are freed. A checkpointed block keeps no
-activations: it runs again in the backward pass, and the inputs of its linears are noted then.
+all calls of a linear are complete, it is handed over and its tensors are freed. Blocks that the network itself
+checkpoints run again in the backward pass, where their calls are not noted.
 """
 
 import gc
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -16,10 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from facts.modules.networks import autocast, frozen, hooked, replaced_forwards, run, without_autocast
+from facts.modules.networks import autocast, frozen, hooked, run, without_autocast
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed
@@ -38,7 +35,7 @@ class DataPass:
     """Call `add(name, batch)` for every batch of every layer; NaN, infinity and layers that never run are errors.
 
     `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch is divided into at most
-    `num_parts` parts; `blocks` are checkpointed. Layers `by_token` get the first token of all samples first.
+    `num_parts` parts.
     """
 
     model: nn.Module
@@ -48,8 +45,6 @@ class DataPass:
     precision: torch.dtype
     needs_grads: bool
     num_parts: int = 1
-    blocks: Iterable[nn.Module] = ()
-    by_token: Collection[str] = ()
     next_sample: int = field(default=0, init=False)  # its position in the data
     sums: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
@@ -62,10 +57,9 @@ class DataPass:
         rank, num_processes, position = distributed.rank(), distributed.size(), 0
         own = waiting(with_progress(share(batches, rank, num_processes), what))
         exact = without_autocast(next(self.model.parameters()).device)
-        capture = Capture(self._hand_over, self.needs_grads, self.by_token)
+        capture = Capture(self._hand_over, self.needs_grads)
         hooks = [(layer, partial(capture.note_call, name)) for name, layer in self.layers.items()]
-        forwards = {block: capture.checkpointed(block) for block in self.blocks if self.needs_grads}
-        with exact, frozen(self.model), replaced_forwards(forwards), hooked(hooks):
+        with exact, frozen(self.model), hooked(hooks):
             for turn in count():
                 batch = next(own, None)
                 sizes = distributed.all_gather(0 if batch is None else batch_size(batch[0]))
@@ -107,9 +101,9 @@ class DataPass:
             if total is not None:
                 if not total.requires_grad:
                     raise ValueError("the loss does not depend on any of the layers: the network detaches its outputs")
+                capture.is_forward = False
                 total.backward()
-            with autocast(device, self.precision):
-                capture.finish_batch()
+            capture.finish_batch()
 
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None, num_calls: int) -> None:
         if own := getattr(self.layers[name], "captured", None):  # not all of its rows count
@@ -145,8 +139,7 @@ def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
             if not halve_batches or num_parts == MAX_PARTS:
                 raise MemoryError(
                     f"the device ran out of memory with batches in {num_parts} parts ({error}); lower the batch size, "
-                    'give MemoryPolicy(moments="host") or MemoryPolicy(checkpoint_blocks=True), or let '
-                    "MemoryPolicy(halve_batches=True) divide the batches"
+                    'give MemoryPolicy(moments="host"), or let MemoryPolicy(halve_batches=True) divide the batches'
                 ) from error
         num_parts *= 2
         gc.collect()  # errors and their frames can refer to each other, and to tensors on the device
@@ -156,31 +149,12 @@ def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
 
 @dataclass
 class _Call:
-    """One call of a layer in a forward pass; its gradient arrives later, as do the inputs in a checkpointed block."""
+    """One call of a layer in a forward pass; its gradient arrives later."""
 
     output_shape: torch.Size
-    inputs: Tensor | None = None
-    inputs_version: int = 0
+    inputs: Tensor | None
+    inputs_version: int
     output_grad: Tensor | None = None
-
-
-class _BlockCall:
-    """One call of a checkpointed block: first with the given arguments, then `again` with copies of them.
-
-    The block may change its arguments in place. The calls of layers `awaited` get their inputs from the second run.
-    """
-
-    def __init__(self, forward: Callable, *given: Any):
-        self.forward, self.given, self.again = forward, given, False
-        self.kept = tree_map_only(Tensor, lambda each: each.detach().clone().requires_grad_(each.requires_grad), given)
-        self.awaited: defaultdict[str, deque[_Call]] = defaultdict(deque)
-
-    def run(self) -> Any:
-        if self.given:
-            (args, kwargs), self.given = self.given, ()
-        else:  # not on the tensors kept, which as leaves of a graph cannot be changed in place
-            (args, kwargs), self.kept, self.again = tree_map_only(Tensor, Tensor.clone, self.kept), (), True
-        return self.forward(*args, **kwargs)
 
 
 class Capture:
@@ -190,21 +164,18 @@ class Capture:
     its gradients are complete or, without gradients (the second tensor is None), at the end of the batch.
     """
 
-    def __init__(
-        self, consume: Callable[[str, Tensor, Tensor | None, int], None], with_grads: bool, by_token: Collection[str]
-    ):
-        self.consume, self.with_grads, self.by_token = consume, with_grads, by_token
+    def __init__(self, consume: Callable[[str, Tensor, Tensor | None, int], None], with_grads: bool):
+        self.consume, self.with_grads = consume, with_grads
         self.num_samples = 0
         self.calls: dict[str, list[_Call]] = {}
-        self.block_calls: list[_BlockCall] = []
-        self.running: _BlockCall | None = None
+        self.is_forward = True
         self.copied: set[str] = set()  # layers whose inputs the network changes in place
         self.ever_ran: set[str] = set()
 
     def start_batch(self, num_samples: int) -> None:
         self.num_samples = num_samples
+        self.is_forward = True
         self.calls.clear()
-        self.block_calls.clear()
 
     def inputs_have_changed(self) -> bool:
         """Check whether the network changed an input of a layer in place; from now on, copy that input."""
@@ -220,12 +191,7 @@ class Capture:
         """Hand over the remaining layers: all or, with gradients, those with a call that did not affect the loss.
 
         Such a call has a gradient of zero. Raises `ValueError` for a layer if none of its calls affected the loss.
-        Blocks may run again here, so the autocast type must be that of the forward pass.
         """
-        with torch.no_grad():
-            for call in self.block_calls:
-                if not call.again:
-                    self._run_block(call)
         for name, calls in list(self.calls.items()):
             if self.with_grads and all(call.output_grad is None for call in calls):
                 raise ValueError(f"layer {name} ran, but the loss does not depend on it; leave it out of the layers")
@@ -234,86 +200,32 @@ class Capture:
     def note_call(self, name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Forward hook of a layer."""
         self.ever_ran.add(name)
-        inputs, block = args[0].detach(), self.running
-        if self.with_grads and not (block or torch.is_grad_enabled()):
+        if self.with_grads and not torch.is_grad_enabled():
             raise Refusal(f"layer {name} is called without gradients, as in torch.no_grad(): leave the layer out")
         if self.with_grads and not output.requires_grad:  # the first layers: nothing before them needs a graph
             output = output.detach().requires_grad_().clone()
-        if block and block.again:
-            call = block.awaited[name].popleft()
-            call.inputs = inputs.clone()  # the block may still change them
-            self._hand_over_if_complete(name)
+        if not self.is_forward:  # a block that the network checkpoints runs again
             return output
-        call = _Call(output.shape)
+        inputs = args[0].detach().clone() if name in self.copied else args[0].detach()
+        call = _Call(output.shape, inputs, inputs._version)
         self.calls.setdefault(name, []).append(call)
-        if block:
-            block.awaited[name].append(call)
-        else:
-            call.inputs = inputs.clone() if name in self.copied else inputs
-            call.inputs_version = call.inputs._version
         if self.with_grads:
             output.register_hook(partial(self._note_grad, name, call))
         return output
 
     def _note_grad(self, name: str, call: _Call, grad: Tensor) -> None:
         call.output_grad = grad.detach()
-        self._hand_over_if_complete(name)
-
-    def checkpointed(self, block: nn.Module) -> Callable:
-        """Make a replacement for the forward function of a block: the backward pass runs it again."""
-        own = block.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            call = _BlockCall(own, args, kwargs)
-            with set_checkpoint_early_stop(False):  # the rerun must reach all hooks, not stop at the last saved tensor
-                output = checkpoint(partial(self._run_block, call), use_reentrant=False, preserve_rng_state=False)
-            begins = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(call.kept))
-            if call.awaited or begins:  # else the graph begins later
-                self.block_calls.append(call)
-            return output
-
-        return forward
-
-    def _run_block(self, call: _BlockCall) -> Any:
-        self.running = call
-        try:
-            return call.run()
-        finally:
-            self.running = None
-
-    def _hand_over_if_complete(self, name: str) -> None:
-        if all(call.inputs is not None and call.output_grad is not None for call in self.calls[name]):
+        if all(call.output_grad is not None for call in self.calls[name]):
             self._hand_over(name)
 
     def _hand_over(self, name: str) -> None:
-        inputs, grads, split = [], [], partial(split_samples, layer=name, by_token=name in self.by_token)
+        inputs, grads = [], []
         for call in self.calls.pop(name):
             assert call.inputs is not None
-            inputs.append(split(call.inputs, self.num_samples))
+            inputs.append(split_samples(call.inputs, self.num_samples, name))
             if self.with_grads:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
-                grads.append(split(grad, self.num_samples))
+                grads.append(split_samples(grad, self.num_samples, name))
             call.inputs = call.output_grad = None  # free the memory: hooks of the graph still refer to the call
         x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
-        with torch.autocast(x.device.type, enabled=False):  # a block may be running again under autocast
-            self.consume(name, x, g[0] if g else None, len(inputs))
-
-
-def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Find the blocks that contain the layers, leaving out blocks nested in other blocks.
-
-    A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`.
-    """
-    layers = set(layers)
-    places = [name for name, module in model.named_modules(remove_duplicate=False) if module in layers]
-    blocks = dict.fromkeys(block for place in places if (block := _block_around(model, place)))
-    within = {module for block in blocks for module in block.modules() if module is not block}
-    return [block for block in blocks if block not in within]
-
-
-def _block_around(model: nn.Module, name: str) -> nn.Module | None:
-    path = name.split(".")
-    for depth in range(len(path) - 1, 0, -1):
-        if isinstance(model.get_submodule(".".join(path[: depth - 1])), nn.ModuleList | nn.Sequential):
-            return model.get_submodule(".".join(path[:depth]))
-    return None
+        self.consume(name, x, g[0] if g else None, len(inputs))

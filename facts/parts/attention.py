@@ -215,12 +215,6 @@ class HeadsUnit(Unit):
         heads, chosen = Heads.of(attention), weights and [weights[linear] for linear in self.linears]
         put_heads(attention, self.narrowed(heads, chosen, rank) if chosen else self.emptied(heads, rank))
 
-    def heads(self, model: nn.Module) -> tuple[nn.Module, Heads]:
-        """The first projection of the attention, which has the same inputs as the others, and its heads."""
-        attention = model.get_submodule(self.owner)
-        heads = Heads.of(attention)
-        return attention.get_submodule(heads.roles.inputs[0]), heads
-
     @abstractmethod
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         """Narrow the heads to a rank."""
@@ -330,11 +324,11 @@ def _units(model: nn.Module, owner: str) -> tuple[HeadsUnit, ...]:
         for name in (roles.inputs[0], roles.output)
     )
     size, width = heads.values.numel() + heads.outputs.numel(), heads.output_width
-    outputs = OutputUnit(f"{owner}.outputs", owner, paths[-2:], last, size, width=width, dense_width=width)
+    outputs = OutputUnit(f"{owner}.outputs", owner, paths[-2:], last, size, width=width)
     if roles.num_groups < roles.num_heads:
         return (outputs,)
     size, width = heads.queries.numel() + heads.keys.numel(), heads.score_width
-    return ScoreUnit(f"{owner}.scores", owner, paths, first, size, width=width, dense_width=width), outputs
+    return ScoreUnit(f"{owner}.scores", owner, paths, first, size, width=width), outputs
 
 
 def _leave_out_half(with_scores: bool, attention: nn.Module) -> None:

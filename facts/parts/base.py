@@ -169,10 +169,6 @@ class Part(ABC):
         """The same part with its low-rank layers stored in a form, if it has any."""
         return self
 
-    def after(self, earlier: Self) -> Self:
-        """The same part in a narrowed network, with ratios of what the `earlier` one was."""
-        return replace(self, rows=earlier.rows)
-
     def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
         """The tensors that hold a decomposition in a file."""
         return packed(decomposition)
@@ -189,10 +185,9 @@ class Part(ABC):
 
 @dataclass(frozen=True)
 class Unit(Part):
-    """A unit of a block, `width` wide; cost is proportional to rank. Ratios refer to the width before any round."""
+    """A unit of a block, `width` wide; cost is proportional to rank."""
 
     width: int = 0
-    dense_width: int = 0
 
     is_unit = True
 
@@ -207,10 +202,7 @@ class Unit(Part):
         return self.dense if rank is None else self.dense // self.width * rank
 
     def rank_of_ratio(self, ratio: float) -> int:
-        return min(self.width, max(1, math.floor(Fraction(str(ratio)) * self.dense_width)))
-
-    def after(self, earlier: Self) -> Self:
-        return replace(super().after(earlier), dense_width=earlier.dense_width)
+        return max(1, math.floor(Fraction(str(ratio)) * self.width))
 
 
 def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> list[int]:

@@ -124,7 +124,7 @@ class Hidden(Kind):
         layers = {f"{name}.{each}": mlp.get_submodule(each) for each in (*roles.ups, roles.down)}
         size, (*_, down) = sum(each.weight.numel() for each in layers.values()), layers
         width = layers[down].in_features
-        return HiddenUnit(name, name, tuple(layers), (down,), size, width=width, dense_width=width)
+        return HiddenUnit(name, name, tuple(layers), (down,), size, width=width)
 
 
 def _leave_out_half(roles: Roles, mlp: nn.Module) -> None:

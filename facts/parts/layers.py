@@ -24,8 +24,8 @@ EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
 MAKES_OUTPUTS = "it is the output layer"
 PARAMETRIZED = "its weight is parametrized; remove_parametrizations of torch.nn.utils.parametrize makes it a plain one"
-NEVER_USED = "it is never called on these data in evaluation mode; other code may read its weight"
-NOT_PER_SAMPLE = "its inputs do not have all samples of a batch along their first axis, and nothing else"
+NEVER_USED = "it is not called for the first sample in evaluation mode; other code may read its weight"
+NOT_PER_SAMPLE = "its inputs are not one sample after the other along the first axis, as of experts, or [T, N, d]"
 NOT_REAL = "its weight is not of real numbers"
 NOT_REACHED = "the loss does not depend on it"
 NOT_NAMED = "not among the layers named"
@@ -137,12 +137,13 @@ def select_layers(
     pointwise = [name for name, layer in candidates.items() if is_pointwise(layer)]
     probe = probe or Probe.of(model)
     never = [name for name, count in probe.rows.items() if not count]
-    reasons = dict.fromkeys(probe.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
+    unrelated = dict.fromkeys(probe.unrelated, NOT_PER_SAMPLE)
+    reasons = dict.fromkeys(never, NEVER_USED) | unrelated
     reasons |= dict.fromkeys(probe.makers, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
         (chosen, matching), shared = _named(names, list(candidates), model), reasons_shared(model)
         for name in sorted(chosen):
-            if reason := shared.get(name) or reason_not_plain(candidates[name]):
+            if reason := shared.get(name) or unrelated.get(name) or reason_not_plain(candidates[name]):
                 raise ValueError(
                     f"layer {name} cannot be compressed: {reason}. Leave it out, or give it a plain weight of its own"
                 )

@@ -148,8 +148,9 @@ class Merging(Part):
         count, moves = self.tokens - self.protected, batch.g @ batch.x.mT
         moves = moves - moves.diagonal(dim1=1, dim2=2)[..., None]  # g_s · (x_t - x_s)
         features, losses = F.linear(batch.x, decomposition.right.to(batch.x)).float(), [moves.new_zeros(len(moves))]
-        ones, places = torch.ones_like(features[..., 0]), torch.arange(count, device=moves.device).expand(len(moves), -1)
-        step, sizes = max(1, count // NUM_LEVELS), ones
+        places = torch.arange(count, device=moves.device).expand(len(moves), -1)
+        ones = sizes = torch.ones_like(features[..., 0])
+        step = max(1, count // NUM_LEVELS)
         levels = [count, *range(count - step, 1, -step), 1]
         for before, number in pairwise(levels):
             choice = by_ward(features, sizes, ones[:, :before], schedule(before, before - number))
@@ -277,8 +278,8 @@ class TokensOfBlocks(Kind):
             self.unfit.add((parent, type(block)))
             return Found(reasons={name: PLACES})
         directions = -(-size // SHARE_OF_DIRECTIONS)
-        placed = {"protected": len(fixed), "fixed": () if fixed == tuple(range(len(fixed))) else fixed}
-        part = replace(_part(owner), tokens=count, size=size, num_directions=directions, **placed)
+        part = replace(_part(owner), tokens=count, protected=len(fixed), size=size, num_directions=directions)
+        part = replace(part, fixed=() if fixed == part.places else fixed)
         inside = _inside(block, call, part)
         for each in (inside, part):
             if each and _counts(block, call, each):  # and if all are left, the network is the same

@@ -47,8 +47,8 @@ UNFIT = (AssertionError, AttributeError, LookupError, OverflowError, RuntimeErro
 def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     """Write a folder from which `facts.load_compressed(folder, ratio=0.6)` cuts a network for any budget.
 
-    For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data with `rounds=()`, bit
-    by bit if both run on the same CPU. With tokens, of which `facts.compress` compares several plans on the data, a cut
+    For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data, bit by bit if both run
+    on the same CPU. With tokens, of which `facts.compress` compares several plans on the data, a cut
     has the plan of the least predicted error. Without a budget, the folder loads as the dense network. Moments and
     errors are computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded
     or recovered, and for a search without an integer program.
@@ -71,9 +71,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     costs = replace(costs, sizes=(result.summary.costs.sizes[0], costs.sizes[1]))  # of the original as it is stored
     repaired = {name: each.num_repaired for name, each in decompositions.items() if each.num_repaired}
     # A method without what belongs to one budget.
-    method = Method(
-        made.estimator, made.search, made.parts, made.widths, made.tokens, fit_bias=made.fit_bias, repaired=repaired
-    )
+    method = Method(made.estimator, made.search, made.parts, made.widths, made.tokens, repaired=repaired)
     dense = replace(result, model=calibration.apply(plan, {}), plan=plan, summary=Summary(costs, method, Quality()))
     save_compressed(dense, folder)
     tensors = {
@@ -90,7 +88,6 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         form=calibration.form.name,
         precision=str(calibration.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
         time_limit=min(search.time_limit, MOST_SECONDS),
-        fit_bias=calibration.fit_bias,
         input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
         reads_integers=isinstance(example, Tensor) and not example.is_floating_point(),
         rows={part.layers[-1]: part.rows for part in parts.values() if part.layers},
@@ -203,7 +200,6 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
         execution=Execution(precision=precision),
         flops=dense.summary.before.flops,
         example=example,
-        fit_bias=content.fit_bias,
     )
 
 

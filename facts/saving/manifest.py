@@ -111,7 +111,6 @@ class Elastic:
     form: FormName
     precision: Literal["float32", "bfloat16", "float16", "float64"]
     time_limit: Annotated[Finite, Field(gt=0, le=MOST_SECONDS)]
-    fit_bias: bool
     input_shape: tuple[Count, ...] | None
     reads_integers: bool
     rows: dict[str, Annotated[int, Field(ge=0, le=2**40)]]

@@ -29,12 +29,12 @@ def merged(x, scores, sizes, places, kept, original, p, directions):
     """
     here, free, whole, now = (count - p for count in (places.shape[1], kept, original, x.shape[1]))
     excess = now - max(1, (2 * here * free + whole) // (2 * whole))  # images of other sizes keep the same share
-    passes, attention = [], scores.float().softmax(-1)
+    passes, attention = [excess], scores.float().softmax(-1)
     for _ in range((excess > 0.12 * now) + (excess > 0.4 * now)):
-        passes.append((excess - sum(passes)) // 2)
+        passes[-1:] = [passes[-1] // 2, passes[-1] - passes[-1] // 2]
     received = attention.mean((1, 2)) * (attention[:, :, now:] if p else attention).mean((1, 2))
     weights = sizes * received**0.25
-    for leaving in filter(None, [*passes, max(0, excess - sum(passes))]):
+    for leaving in passes if excess > 0 else ():
         n, features = x.shape[1], x.float() @ directions.float().T
         loss = torch.cdist(features, features) ** 2 / (1 / weights[..., None] + 1 / weights[:, None])
         loss[:, range(n), range(n)] = loss[:, n - p :] = loss[:, :, n - p :] = torch.inf

@@ -32,16 +32,14 @@ RANGE = (0.1, 0.9)  # ratios of a part from which most searches choose
 class AllocationProblem:
     """A prepared network, its layers' decompositions by an estimator, and `bounds`: the ratio of each cost to keep.
 
-    FLOPs and parameters are counted over the parts; latency is that of the whole network, predicted by `latency`. After
-    rounds, `limits` holds the costs that the bounds allow, computed from the original network. `sensitivity` holds
-    batches on which a changed network is compared with the original.
+    FLOPs and parameters are counted over the parts; latency is that of the whole network, predicted by `latency`.
+    `sensitivity` holds batches on which a changed network is compared with the original.
     """
 
     calibration: Calibration
     estimator: Estimator
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
-    limits: tuple[float, ...] | None = None
     latency: LatencyTable | None = None
     sensitivity: Iterable[Batch] | None = None
 
@@ -105,7 +103,7 @@ class AllocationProblem:
 
         Raises `ValueError` for a latency that leaves no time for the layers.
         """
-        return self.limits or tuple(
+        return tuple(
             self._latency_budget(ratio) if name == "latency" else math.floor(Fraction(str(ratio)) * Fraction(dense))
             for (name, ratio), dense in zip(self.bounds.items(), self.dense, strict=True)
         )

@@ -20,8 +20,7 @@ class Budget:
 
     `flops` and `params` limit the cost of the whole network for one sample; `latency_ms` limits its time for one batch
     of the calibration data on this machine. `ratios` are fractions of the compressed layers' cost that may remain (for
-    latency, of the whole network's time). `rounds` are larger ratios at which units are narrowed and measured again on
-    the way (default: 0.7 if at most 0.6 may remain; with tokens none).
+    latency, of the whole network's time).
 
     `error` replaces all other limits: the result is the smallest network whose outputs, on held-out samples used for
     nothing else, are within this mean error of the original's. Raises `ValueError` for values out of range and for a
@@ -33,12 +32,8 @@ class Budget:
     latency_ms: float | None = None
     error: float | None = None
     ratios: Mapping[CostName, float] = field(default_factory=dict)
-    rounds: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        for ratio in self.rounds or ():
-            if not _is_number(ratio) or not 0 < ratio < 1:
-                raise ValueError(f"rounds must be ratios in (0, 1), got {ratio!r}")
         for cost, ratio in self.ratios.items():
             if cost not in COST_NAMES:
                 raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {cost!r}")

@@ -62,14 +62,14 @@ def _measured(
 
     def add(name: str, batch: LayerBatch) -> None:
         part = calibration.part_of[name]
-        waiting[part.name].append(sum(part.slopes(call, decompositions[name]) for call in batch.calls))
+        waiting[part.name].append(
+            torch.stack([part.slopes(call, decompositions[name]) for call in batch.calls]).sum(dim=0)
+        )
         if len(waiting[part.name]) == len(part.linears):
             slopes = torch.stack(waiting.pop(part.name)).sum(dim=0)
             totals[part.name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
-    blocks = execution.memory.blocks(calibration.rewritten, linears.values())
-    settings = loss, execution.precision, True, num_parts, blocks, calibration.by_token
-    data_pass = DataPass(calibration.rewritten, linears, add, *settings)
+    data_pass = DataPass(calibration.rewritten, linears, add, loss, execution.precision, True, num_parts)
     num_samples = data_pass.run(batches, "Fisher profile", totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
 

@@ -166,7 +166,6 @@ ATTACKS = {
         "Planning must plan a rank, or None, .*; wrong for grid",
     ),
     "a rank beyond the layer": (lambda: compress(search=Planning(rows=99)), r"rank 99 for layer rows: .* 1 \.\. 11"),
-    "fit_bias as a text": (lambda: facts.prepare(make_model(), fit_bias="no"), "fit_bias must be True or False, got"),
     "an unknown form": (lambda: compress(form="round"), "form must be one of plain, pivoted, got 'round'"),
     "precision as a text": (lambda: facts.Execution("bfloat16"), "precision must be a type such as torch.bfloat16"),
     # places

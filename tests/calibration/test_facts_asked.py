@@ -12,6 +12,7 @@ import facts
 from facts.cost.count import count_flops
 from facts.moments.losses import SampledLabels, kl_divergence, summed_binary_cross_entropy, summed_squared_error
 from facts.parts.base import USED_ELSEWHERE
+from facts.parts.layers import NOT_PER_SAMPLE
 from tests.networks import make_vit
 
 QUICK = {"estimator": "kfac_reduce", "search": "uniform", "form": "plain", "ratio": 0.5}
@@ -37,20 +38,21 @@ class Rows(nn.Module):
 
 
 class Experts(nn.Module):
-    """Vectors `[N, 12]`, each for one of three experts; the last reads no sample of the first two batches."""
+    """Tokens `[N, 4, 12]`, each for one of three experts."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 12)) for _ in range(3))
-        self.out = nn.Linear(12, 4)
+        self.first, self.out = nn.Linear(12, 12), nn.Linear(12, 4)
 
     def forward(self, x):
-        chosen, mixed = x[:, 0].long(), torch.zeros_like(x)
+        x = self.first(x)
+        chosen, mixed = x[..., 0].abs().long(), torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             if (chosen == number).any():
                 mixed[chosen == number] = expert(x[chosen == number])
-        return self.out(mixed)
+        return self.out(mixed.mean(1))
 
 
 class Noisy(Rows):
@@ -68,45 +70,35 @@ def batches(*shape, size=8, num=3, labels=True):
     return found if labels else [inputs for inputs, _ in found]
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("estimator", ["facts", "kfac_reduce", "gfwsvd"])
+class Sorted(Rows):
+    """Rows sorted by their first feature."""
+
+    def forward(self, x):
+        order = x[..., 0].flatten().argsort()
+        rows = torch.relu(self.first(x.flatten(0, 1)[order]))
+        return self.out(torch.relu(self.second(rows[order.argsort()].unflatten(0, x.shape[:2]))).mean(1))
+
+
 @pytest.mark.parametrize("first", [8, 1])
-def test_the_order_of_rows_does_not_matter(first, estimator, flat):
-    """FACTS clips gradients by the median of a batch, so batches of one sample would give other ranks.
-
-    Nor does it matter if the first batch, of one sample, does not show the order.
-    """
-    data, options = batches(4, 12, size=first, num=1) + batches(4, 12, num=2), QUICK | {"estimator": estimator}
-    first, other = (facts.compress(Rows(by, flat), data, **options) for by in (False, True))
-    assert first.plan == other.plan and {*first.plan} == {"first", "second"}
-    x = torch.randn(3, 4, 12)
-    torch.testing.assert_close(first.model(x), other.model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_rows_that_are_sorted_are_told_apart_one_by_one(caplog):
-    class Sorted(Rows):
-        def forward(self, x):
-            order = x[..., 0].flatten().argsort()
-            rows = torch.relu(self.first(x.flatten(0, 1)[order]))
-            return self.out(torch.relu(self.second(rows[order.argsort()].unflatten(0, x.shape[:2]))).mean(1))
-
-    caplog.set_level("INFO")
-    whole = batches(4, 12)
-    single = [(x[None], y[None]) for batch in whole for x, y in zip(*batch, strict=True)]
-    first, other = (facts.compress(Sorted(False), data, **QUICK) for data in (whole, single))
-    assert first.plan == other.plan and "rows of several samples in turns" in caplog.text
-    x = torch.randn(3, 4, 12)
-    torch.testing.assert_close(first.model(x), other.model(x), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [1, 8])
-@pytest.mark.parametrize(("settings", "num"), [(QUICK, 6), (UNITS, 3), (QUICK | {"loss": summed_squares}, 6)])
-def test_experts_that_the_data_reach_are_compressed(size, settings, num):
-    data = torch.randn(48, 12)
-    data[:, 0] = torch.arange(48) // 8 % 3 + 0.5
-    pairs = list(zip(data.split(size), torch.randint(4, (48,)).split(size), strict=True))
-    result = facts.compress(Experts(), pairs, **settings)
-    assert len([name for name in result.plan if name.startswith("experts")]) == num, result.skipped
+@pytest.mark.parametrize(
+    ("model", "left"),
+    [
+        (Rows(by_token=False), set()),
+        (Rows(by_token=True), {"first"}),
+        (Rows(by_token=True, flat=False), {"first"}),
+        (Sorted(by_token=False), {"first"}),
+        (Experts(), {f"experts.{number}.{layer}" for number in range(3) for layer in (0, 2)}),
+    ],
+)
+def test_layers_that_see_samples_in_turns_stay_dense(model, left, first):
+    """Also if the first batch is of one sample, which does not show it."""
+    data = batches(4, 12, size=first, num=1, labels=False) + batches(4, 12, num=2, labels=False)
+    prepared = facts.prepare(model, data, layers="*", outputs="features")
+    reasons = {name for name, reason in prepared.skipped.items() if reason == NOT_PER_SAMPLE}
+    assert reasons == left and facts.compress(prepared, ratio=0.5).plan.keys() == prepared.parts.keys()
+    if left:
+        with pytest.raises(ValueError, match="cannot be compressed: its inputs are not one sample after the other"):
+            facts.prepare(model, data, layers=[*left])
 
 
 class Using(nn.Module):

@@ -38,13 +38,13 @@ def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
 
     for name in functions:
         monkeypatch.setattr(facts, name, noting(name))
-    options = ["--estimator", "svd_llm", "--search", "memvit", "--fit-bias", "--params", 7e4, "--num-calibration", 5]
+    options = ["--estimator", "svd_llm", "--search", "memvit", "--params", 7e4, "--num-calibration", 5]
     options += ["--seed", 2, "--batch-size", 5, "--cache", tmp_path / "cache"]
     result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
     assert "top1" in result.output
     costs, method, _ = saved(tmp_path / "vit")["summary"].values()
     assert method["estimator"].startswith("SVDLLM(") and method["search"].startswith("MemViTSearch(")
-    assert method["fit_bias"] and 0.8 * 7e4 < costs["after"]["params"] <= 7e4
+    assert 0.8 * 7e4 < costs["after"]["params"] <= 7e4
     assert given["budget"] == facts.Budget(params=7e4)
     assert given["execution"] == facts.Execution(cache=tmp_path / "cache")
     ((_, targets),) = given["calibration"]

@@ -209,7 +209,7 @@ def test_layers_that_are_in_no_unit_say_why():
 
 @pytest.mark.parametrize("search", ["uniform", "cors", "flar"])
 def test_searches_spend_a_budget_on_units(search):
-    result = facts.compress(prepared("vit"), search=search, ratio=0.7, budget=facts.Budget(rounds=()))
+    result = facts.compress(prepared("vit"), search=search, ratio=0.7)
     (spent,), (budget,) = result.summary.costs.spent.values(), result.summary.costs.budget.values()
     assert 0.7 * budget < spent <= budget
     counted = facts.count_cost(result.model, (3, 16, 16))
@@ -249,29 +249,16 @@ def test_heads_of_two_widths_are_padded_and_read_again(scores, outputs):
     torch.testing.assert_close(again(x), expected)
 
 
-def test_mlps_of_convolutions_are_narrowed_in_rounds_and_saved(tmp_path):
+def test_mlps_of_convolutions_are_narrowed_and_saved(tmp_path):
     torch.manual_seed(0)
     sizes = {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48), "num_classes": 6, "conv_mlp": True}
     model = timm.create_model("convnext_atto", **sizes).eval().double()
     result = facts.compress(model, image_batches([8, 8], shape=(3, 32, 32)), ratio=0.5)
-    assert result.summary.method.rounds == (0.7,) and "stages.0.blocks.0.mlp" in result.summary.method.widths
+    assert "stages.0.blocks.0.mlp" in result.summary.method.widths
     assert type(result.model.stages[0].blocks[0].mlp.fc1) is nn.Conv2d
     facts.save_compressed(result, tmp_path)
     loaded, images = facts.load_compressed(tmp_path, copy.deepcopy(model)), torch.randn(2, 3, 32, 32).double()
     assert loaded.model(images).equal(result.model(images))
-
-
-def test_rounds_measure_the_network_that_they_narrowed():
-    calibration = prepared("vit")
-    result = facts.compress(calibration, ratio=0.5, budget=facts.Budget(rounds=(0.6, 0.8)))
-    assert result.summary.method.rounds == (0.8, 0.6) and "measured again at 0.8, 0.6" in str(result)
-    dense = sum(2 * part.rows * part.dense for part in calibration.parts.values())
-    assert result.summary.costs.spent["flops"] <= result.summary.costs.budget["flops"] == 0.5 * dense
-    once = facts.compress(calibration, ratio=0.5, budget=facts.Budget(rounds=()))
-    assert once.summary.method.rounds == () and once.plan.keys() == result.plan.keys()
-    assert facts.count_cost(result.model, (3, 16, 16)).flops == result.summary.after.flops
-    assert not torch.equal(result.model(images_of(calibration)), once.model(images_of(calibration)))
-    assert facts.compress(calibration, ratio=0.5).summary.method.rounds == (0.7,)
 
 
 def test_what_works_on_layers_alone_refuses_units():
@@ -282,5 +269,3 @@ def test_what_works_on_layers_alone_refuses_units():
         facts.prepare(make_vit(), image_batches([4], shape=(3, 16, 16)), parts="unit")
     with pytest.raises(ValueError, match="units are found by running the network: give calibration data"):
         facts.prepare(make_vit(), parts="units")
-    with pytest.raises(ValueError, match=r"rounds must be ratios in \(0, 1\), got 7"):
-        facts.Budget(rounds=(7,))

@@ -13,7 +13,7 @@ import torchvision
 from torch import nn
 
 import facts
-from facts.compression.rounds import compress_prepared
+from facts.compression.plan import compress_prepared
 from facts.cost.count import count_params
 from facts.cost.timing import LatencyTable, Timing, TimingPolicy, batch_seconds, module_seconds
 from facts.estimators import PELA

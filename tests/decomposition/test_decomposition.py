@@ -16,7 +16,7 @@ from facts.estimators.whitening import shrink
 from facts.parts.attention import Heads, output_cores, polar, score_cores
 from facts.utils.numerics import solved
 from tests.devices.pretended import pretended_cuda
-from tests.networks import compress_on_all, image_batches, make_model, relative_error, seen_by
+from tests.networks import relative_error
 from tests.oracles.fisher import discarded_energies, metric_error
 
 # Roots and their inverses in float64 lose what the factor's condition number (1e4 here at most) takes from 1e-16.
@@ -249,24 +249,6 @@ def test_the_change_of_weight_and_bias_is_the_best_of_its_rank():
     root = weights.sqrt()[:, None]
     fitted = torch.linalg.lstsq(root, root * (INPUTS @ (WEIGHT - left @ right).T)).solution[0]
     torch.testing.assert_close(shift, fitted)
-
-
-@pytest.mark.parametrize(("estimator", "form"), [("svd_llm", "plain"), ("asvd", "pivoted"), ("facts", "pivoted")])
-def test_the_output_of_the_mean_is_kept(estimator, form):
-    """The mean is that of all inputs, where the method weighs them by it; else another one."""
-    model, batches = make_model(), image_batches([8] * 8)
-    result = compress_on_all(model, batches, fit_bias=True, estimator=estimator, search="uniform", form=form, ratio=0.4)
-    images = torch.cat([images for images, _ in batches])
-    for name, rank in result.plan.items():
-        dense, small = (network.get_submodule(name) for network in (model, result.model))
-        mean = seen_by(dense, model, images).mean(0)
-        if dense.bias is None:
-            assert small.bias is None
-        elif rank and estimator != "facts":
-            torch.testing.assert_close(small(mean), dense(mean), rtol=1e-6, atol=1e-6)
-        elif rank:
-            assert not small.bias.equal(dense.bias)
-    assert "biases fitted" in str(result)
 
 
 SHAPES = [(12, 30), (30, 12), (20, 20), (1, 5)]

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.system
 
 BATCHES, LARGER = image_batches([4, 4, 4]), image_batches([4, 4], shape=(3, 16, 16))
 TEXTS = list(torch.randint(64, (3, 2, 12), generator=torch.Generator().manual_seed(0)))
-HOST, CHECKPOINTED = facts.MemoryPolicy(moments="host", layers_at_once=2), facts.MemoryPolicy(checkpoint_blocks=True)
+HOST = facts.MemoryPolicy(moments="host", layers_at_once=2)
 WORKS = {
     "host": (make_vit, LARGER, {"execution": facts.Execution(memory=HOST)}),
-    "measured": (make_vit, LARGER, {"execution": facts.Execution(memory=CHECKPOINTED), "search": "cors"}),
+    "measured": (make_vit, LARGER, {"search": "cors"}),
     "own loss": (make_vit, LARGER, {"loss": lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum")}),
     "units and tokens": (make_vit, LARGER, {"parts": "units,tokens"}),
     "units": (make_vit, LARGER, {"parts": "units", "search": "uniform"}),

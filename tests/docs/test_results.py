@@ -13,7 +13,6 @@ import pytest
 from experiments.output.report import is_outdated
 from experiments.record import published_records
 from facts.compression.compress import default_parts
-from facts.compression.rounds import PAYS_BELOW, rounds_to
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.search.budget import Budget
 from facts.utils.cache import content_key
@@ -56,7 +55,7 @@ def test_a_number_follows_its_record_and_needs_one(tmp_path, monkeypatch):
 
 
 def test_the_defaults_of_units_are_those_of_the_rule():
-    """One choice after the other: the highest mean top-1 over both networks and all ratios; rounds by the distance."""
+    """One choice after the other: the highest mean top-1 over both networks and all ratios."""
     points = committed("results/photos/earlier/unit_defaults.csv")
     once = points[points.num_rounds == 1]
     rows = once[once.plain_share == PLAIN_SHARE_OF_UNITS].groupby("shrinkage_row").top1.mean()
@@ -64,10 +63,6 @@ def test_the_defaults_of_units_are_those_of_the_rule():
     own = points[points.shrinkage_row == ROW_OF_UNITS]
     shares = own[own.num_rounds == 1].groupby("plain_share").top1.mean()
     assert shares.idxmax() == PLAIN_SHARE_OF_UNITS and len(shares) == 3
-    distances = own[own.plain_share == PLAIN_SHARE_OF_UNITS].groupby(["ratio", "num_rounds"]).distance.mean().unstack()
-    paid = distances[2] < distances[1]
-    assert list(paid[paid].index) == [0.5, 0.6] and PAYS_BELOW == 0.6
-    assert [len(rounds_to({"flops": ratio}, None, has_units=True)) for ratio in (0.5, 0.6, 0.7)] == [1, 1, 0]
 
 
 def test_the_default_parts_keep_most_on_the_photos_that_choose():
@@ -78,13 +73,6 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
     chosen = points[(points.metric == "chosen") & ~points.column.str.endswith("30 %")].groupby("row").ours.mean()
     assert chosen["Units and tokens: FACTS + CoRS-Fisher"] > chosen["Units: FACTS + CoRS-Fisher"]
     assert [default_parts([], Budget.of(cost=cost)) for cost in ("flops", "params")] == ["units,tokens", "units"]
-
-
-def test_units_are_not_measured_again_where_tokens_are_merged():
-    points = committed("results/photos/earlier/tokens_measured_again.csv")
-    distances = points.pivot(index=["network", "ratio"], columns="num_measurements", values="chosen_distance")
-    assert (distances[1] < distances[2]).all() and len(distances) == 8
-    assert not rounds_to({"flops": 0.5}, None, has_units=True, has_tokens=True)
 
 
 @pytest.mark.filterwarnings("default")

@@ -14,7 +14,7 @@ from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.utils.batches import in_parts
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
-from tests.networks import LAYERS, KeyedBatches, Runs, image_batches, make_in_place, make_model, make_sharing
+from tests.networks import LAYERS, KeyedBatches, image_batches, make_model, make_sharing
 
 
 def limited_model(at_once: int):
@@ -78,13 +78,12 @@ def no_collector():
     gc.enable()
 
 
-@pytest.mark.parametrize(("make", "checkpoint"), [(make_model, False), (make_sharing, True), (make_in_place, True)])
-def test_a_pass_that_is_over_keeps_no_memory(no_collector, make, checkpoint):
+def test_a_pass_that_is_over_keeps_no_memory(no_collector):
     """On a GPU its moments would be in the next pass's way."""
-    model = make()
-    layers = select_layers(model).layers
-    blocks = MemoryPolicy(checkpoint_blocks=checkpoint).blocks(model, layers.values())
-    data_pass = MomentPass(model, layers, list(FACTS().moments), summed_cross_entropy, torch.float32, blocks=blocks)
+    model = make_model()
+    data_pass = MomentPass(
+        model, select_layers(model).layers, list(FACTS().moments), summed_cross_entropy, torch.float32
+    )
     data_pass.run(image_batches([3, 2]))
     gone = weakref.ref(data_pass)
     del data_pass
@@ -115,7 +114,6 @@ class TestLayersAtOnce:
                     assert torch.equal(getattr(result[name], part), getattr(whole[name], part)), (name, part)
 
     def test_no_more_layers_have_their_moments_in_memory(self, no_collector, monkeypatch):
-        """And blocks are checkpointed wherever the layers of a group lie."""
         collected, num_held = [], []
         real = facts.Calibration.moments
 
@@ -129,10 +127,7 @@ class TestLayersAtOnce:
             return moments
 
         monkeypatch.setattr(facts.Calibration, "moments", watched)
-        model, execution = make_sharing(), Execution(memory=MemoryPolicy(layers_at_once=2, checkpoint_blocks=True))
-        prepared = facts.prepare(model, image_batches([3]), execution=execution)
-        runs = [Runs(block.layer) for block in prepared.model.blocks]
+        execution = Execution(memory=MemoryPolicy(layers_at_once=2))
+        prepared = facts.prepare(make_sharing(), image_batches([3]), execution=execution)
         prepared.decompositions(FACTS(num_iterations=2))
         assert num_held == [2] * 2 * 2
-        # All run twice for the first group, in whose first layer the graph begins, and the last two for the second.
-        assert [block.number for block in runs] == [2 * (2 + 1), 2 * (2 + 2), 2 * (2 + 2)]

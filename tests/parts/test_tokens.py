@@ -263,7 +263,7 @@ def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
         return summed_error(problem, plan, samples, most)
 
     monkeypatch.setattr(programs, "summed_error", noted)
-    found = facts.compress(prepared, ratio=0.6, budget=facts.Budget(rounds=()))
+    found = facts.compress(prepared, ratio=0.6)
     assert len({*errors}) > 1 and found.plan == plans[errors.index(min(errors))]
 
 
@@ -273,16 +273,8 @@ def test_no_plan_exceeds_its_budget(prepared, search, ratio):
     assert 0 < found.summary.costs.spent["flops"] <= found.summary.costs.budget["flops"]
 
 
-def test_rounds_are_for_units_alone(prepared, result):
-    assert not result.summary.method.rounds
-    with pytest.raises(ValueError, match="rounds are for units without tokens"):
-        facts.compress(prepared, ratio=0.5, budget=facts.Budget(rounds=(0.7,)))
-    rounds = facts.compress(vit(depth=1), batches(), ratio=0.5, budget=facts.Budget(rounds=(0.7,))).summary.method
-    assert rounds.parts == "units" and rounds.rounds == (0.7,)
-
-
 def test_tokens_save_no_parameters(prepared):
-    found = facts.compress(prepared, cost="params", ratio=0.6, budget=facts.Budget(rounds=()))
+    found = facts.compress(prepared, cost="params", ratio=0.6)
     assert found.summary.after.params < found.summary.before.params
     assert not any(count for name, count in found.plan.items() if name.endswith("tokens"))
 

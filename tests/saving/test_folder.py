@@ -416,10 +416,10 @@ def dense():
     return timm.create_model("vit_tiny_patch16_224", **size, num_classes=6)
 
 
-@pytest.mark.parametrize("name", ["plain", "pivoted", "units", "elastic", "encoder"])
+@pytest.mark.parametrize("name", ["plain", "pivoted", "units", "elastic", "fitted", "encoder"])
 def test_a_folder_loads_as_the_network_that_was_saved(name):
-    """The encoder is built from its own configuration, the elastic network is cut to 0.6."""
-    model, budget = None if name == "encoder" else dense(), {"ratio": 0.6} if name == "elastic" else {}
+    """The encoder is built from its own configuration; two are cut, one of them with the means of fitted biases."""
+    model, budget = None if name == "encoder" else dense(), {"ratio": 0.6} if name in ("elastic", "fitted") else {}
     loaded = facts.load_compressed(FOLDERS / name, model, **budget)
     assert loaded.plan == EXPECTED[f"{name}_plan"]
     costs, method = loaded.summary.costs, loaded.summary.method

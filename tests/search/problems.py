@@ -24,7 +24,6 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
         image_batches([8, 8], shape=shape),
         held_out=(),
         form="plain",
-        fit_bias=own.get("fit_bias", False),
     )
     defaults = {"bounds": {"flops": 0.5}, "sensitivity": image_batches(list(sizes), shape=shape, seed=2)}
     chosen = ESTIMATORS[estimator]()

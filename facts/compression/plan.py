@@ -1,18 +1,13 @@
-"""From a prepared network to a compressed one: decompose, search for ranks (in rounds for units), apply the plan.
-
-A search adds up errors that were measured one by one at the current network; far from it, their sum is too small. So
-units are narrowed in steps, and everything is measured again after each.
-"""
+"""From a prepared network to a compressed one: decompose, search for a plan of ranks, apply it, summarise."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from torch import nn
 
 from facts.calibration.calibration import Calibration
 from facts.calibration.data import Batch
-from facts.cost.count import CostName
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
@@ -30,10 +25,6 @@ from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)
 
-FIRST = 0.7
-PAYS_BELOW = 0.6
-"""Units are measured again at `FIRST` if at most this ratio remains (results/photos/earlier/unit_defaults.csv)."""
-
 HIDDEN = 1.02  # times the FLOPs of a plan: more is no rounding
 LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the error of a measurement
 MAX_CORRECTIONS = 2
@@ -49,28 +40,17 @@ def compress_prepared(
     """Compress a prepared network: decompose, allocate, apply, summarise."""
     timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
     with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
-        whole = checked_problem(calibration, estimator, search, budget, sensitivity)
-        estimator, bounds = whole.estimator, whole.bounds
-
-        def problem_at(current: Calibration, least: float) -> AllocationProblem:
-            """Make the problem of the current network, with bounds of at least `least`."""
-            nearer = {cost: max(bound, least) for cost, bound in bounds.items()}
-            limits = None if current is calibration else replace(whole, bounds=nearer).budget
-            decompositions = current.decompositions(estimator)
-            return replace(whole, calibration=current, decompositions=decompositions, bounds=nearer, limits=limits)
-
-        rounds = rounds_to(bounds, budget.rounds, bool(calibration.units), calibration.has_tokens)
-        current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)
-        problem = problem_at(current, 0)
+        problem = checked_problem(calibration, estimator, search, budget, sensitivity)
+        decomposed = replace(problem, decompositions=calibration.decompositions(problem.estimator))
         with stage("search"):
-            allocated = allocate_ranks(problem, search, timing)
-        plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
+            allocated = allocate_ranks(decomposed, search, timing)
+        plan = allocated.result.plan
         summary = Summary(
-            Costs.of(whole, plan, allocated.model, allocated.latency),
-            describe(whole, search, allocated, rounds, dict(seconds)),
-            Quality(predicted=None if rounds else allocated.result.predicted),
+            Costs.of(problem, plan, allocated.model, allocated.latency),
+            describe(problem, search, allocated, dict(seconds)),
+            Quality(predicted=allocated.result.predicted),
         )
-    _refuse_hidden_costs(whole, plan, summary.costs)
+    _refuse_hidden_costs(problem, plan, summary.costs)
     return CompressionResult(
         allocated.model,
         plan,
@@ -79,7 +59,7 @@ def compress_prepared(
         calibration.model,
         calibration.output_error,
         calibration.held_out,
-        whole,
+        problem,
         search,
     )
 
@@ -91,7 +71,7 @@ def checked_problem(
     budget: Budget,
     sensitivity: Iterable[Batch] | None = None,
 ) -> AllocationProblem:
-    """The problem of the whole network, without decompositions. Raises `ValueError` if the search cannot solve it."""
+    """The problem of a prepared network, without decompositions. Raises `ValueError` if the search cannot solve it."""
     if sensitivity is None and calibration.data is not None:
         sensitivity = FirstSamples(calibration.data, search.num_samples)
     table = calibration.latency_table(calibration.execution.timing.num_turns)
@@ -102,42 +82,6 @@ def checked_problem(
     least = {name: rank if (rank := search.least(p)) <= p.full_rank else None for name, p in problem.parts.items()}
     problem.refuse_too_small(least, type(search).__name__)
     return problem
-
-
-def rounds_to(
-    bounds: Mapping[CostName, float], rounds: tuple[float, ...] | None, has_units: bool, has_tokens: bool = False
-) -> list[float]:
-    """Ratios to stop at on the way to the bounds, in descending order: the given ones, or the default."""
-    if rounds is None:
-        pays = has_units and not has_tokens and "latency" not in bounds and min(bounds.values()) <= PAYS_BELOW
-        return [FIRST] if pays else []
-    if rounds and (has_tokens or not has_units):
-        raise ValueError('rounds are for units without tokens: choose parts="units" with them')
-    if rounds and "latency" in bounds:
-        raise ValueError("rounds are ratios of FLOPs or parameters: leave them out if latency is bounded")
-    return sorted((ratio for ratio in rounds if ratio > min(bounds.values())), reverse=True)
-
-
-def narrow_in_rounds(
-    calibration: Calibration,
-    search: Search,
-    rounds: list[float],
-    problem_at: Callable[[Calibration, float], AllocationProblem],
-) -> tuple[Calibration, Plan]:
-    """Narrow units at each ratio; return the calibration of the narrower network, and the ranks of its units.
-
-    `problem_at` makes the problem of a calibration at a ratio of the original's cost. Layers outside units stay dense.
-    """
-    plan: Plan = {}
-    for number, ratio in enumerate(rounds, start=1):
-        log.info("round %d of %d: to %g of the cost", number, len(rounds) + 1, ratio)
-        problem = problem_at(calibration, ratio)
-        result = search_plan(problem, search)
-        ranks = {name: rank if name in calibration.units else None for name, rank in result.plan.items()}
-        plan |= {name: rank for name, rank in ranks.items() if rank is not None}
-        model = problem.calibration.apply(ranks, result.decompositions or problem.decompositions)
-        calibration = calibration.of_narrowed(model)
-    return calibration, plan
 
 
 @dataclass(frozen=True)
@@ -233,13 +177,9 @@ def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> No
 
 
 def describe(
-    problem: AllocationProblem,
-    search: Search,
-    allocated: AllocatedNetwork,
-    rounds: list[float],
-    seconds: dict[str, float],
+    problem: AllocationProblem, search: Search, allocated: AllocatedNetwork, seconds: dict[str, float]
 ) -> Method:
-    """Describe how a problem's network was compressed; `allocated` is that of the last round."""
+    """Describe how a problem's network was compressed."""
     calibration, result = problem.calibration, allocated.result
     proof = asdict(result.solution) if result.solution else None
     return Method(
@@ -249,8 +189,6 @@ def describe(
         widths={name: unit.largest for name, unit in calibration.units.items()},
         tokens={name: part.tokens for name, part in calibration.parts.items() if part.shortens},
         form=calibration.form.name if calibration.single_layers else "plain",
-        fit_bias=calibration.fit_bias,
-        rounds=tuple(rounds),
         rounding=_rounding(allocated),
         repaired={name: d.num_repaired for name, d in allocated.decompositions.items() if d.num_repaired},
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
