@@ -62,9 +62,8 @@ def _measured(
 
     def add(name: str, batch: LayerBatch) -> None:
         part = calibration.part_of[name]
-        waiting[part.name].append(
-            torch.stack([part.slopes(call, decompositions[name]) for call in batch.calls]).sum(dim=0)
-        )
+        of_calls = [part.slopes(call, decompositions[name]) for call in batch.calls]
+        waiting[part.name].append(torch.stack(of_calls).sum(dim=0))
         if len(waiting[part.name]) == len(part.linears):
             slopes = torch.stack(waiting.pop(part.name)).sum(dim=0)
             totals[part.name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
