@@ -35,7 +35,7 @@ from facts.modules.tokens import (
 from facts.moments.batch import LayerBatch
 from facts.parts.base import Description, Found, Kind, Part, are_same, in_float64, module_at
 
-NUM_LEVELS = 16  # at which the loss of merging is measured
+NUM_LEVELS = 8  # at which the loss of merging is measured
 NUM_COUNTS = 64  # of tokens to choose from
 SHARE_OF_DIRECTIONS = 4  # one in as many directions of the metric is kept
 AT_ONCE = 8  # samples whose distances stay in a processor's cache: four times as fast as 40
@@ -153,7 +153,7 @@ class Merging(Part):
         step = max(1, count // NUM_LEVELS)
         levels = [count, *range(count - step, 1, -step), 1]
         for before, number in pairwise(levels):
-            choice = by_ward(features, sizes, ones[:, :before], schedule(before, before - number))
+            choice = by_ward(features, sizes, ones[:, :before], [before - number])
             features, sizes, places = choice.merged(features), choice.sizes, choice.places.gather(1, places)
             together = torch.where(places[:, :, None] == places[:, None], moves, 0).sum(dim=2)
             losses.append((together / sizes.gather(1, places)).sum(dim=1))

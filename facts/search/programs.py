@@ -73,7 +73,7 @@ class MILPSearch(Search):
         close = [each for each, lost in zip(plans, measured, strict=True) if lost <= _close_to(least)]
         plan, solution = min(close, key=lambda each: program.num_merges(each[0]))
         for chain in program.chains if program.num_merges(plan) else ():
-            plan = refined(problem, chain, plan, samples)
+            plan = refined(problem, chain, plan, samples, MOST_MERGES)
         return plan, solution
 
     def _widths(

@@ -4,9 +4,8 @@ Profiles promise too much for early blocks and for large steps. So the error of 
 of one block changed at a time; the most promising pairs of changes that together keep the budget are measured, too.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from itertools import accumulate, islice, permutations
 from typing import Any
 
 import torch
@@ -18,33 +17,34 @@ from facts.parts.base import Part, Plan
 from facts.parts.tokens import set_tokens
 from facts.search.base import AllocationProblem
 from facts.search.measured import Prefix
-from facts.utils.batches import to_device
+from facts.utils.batches import batch_size, to_device
 from facts.utils.progress import with_progress
 
 NUM_ROUNDS = 4
 NUM_PAIRS = 4  # of changes that are measured in each round
 STEPS = 12  # of so many equal ones, the first changes move one
+NUM_SCREENED = 64  # samples on which single changes are measured; pairs are, on all
 Counts = dict[str, int]
+Samples = Sequence[tuple[Batch, list[Any]]]
 
 
-def refined(
-    problem: AllocationProblem, chain: Sequence[Part], plan: Plan, samples: Sequence[tuple[Batch, list[Any]]]
-) -> Plan:
+def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, samples: Samples, most: int) -> Plan:
     """Move tokens between the blocks of a chain while the measured error falls; other parts keep their ranks.
 
-    Beside each batch of the samples are the original's outputs.
+    At most `most` blocks merge, or as many as do. Beside each batch of the samples are the original's outputs.
     """
     everything = plan | {part.name: plan[part.name] or part.tokens for part in chain}
     network = problem.calibration.apply(everything, problem.decompositions)
     counts, step = _effective(chain, everything), max(1, chain[0].tokens // STEPS)
-    best = math.inf
     for _ in with_progress(range(NUM_ROUNDS), "refinement"):
         changes = {(part.name, sign): _changed(chain, counts, part, sign * step) for part in chain for sign in (-1, 1)}
         changes = {key: changed for key, changed in changes.items() if changed != counts}
-        best, *errors = _measured(problem, network, chain, [counts, *changes.values()], samples)
-        slopes = {key: error - best for key, error in zip(changes, errors, strict=True)}
-        pairs = list(_pairs(problem, chain, plan, counts, changes, slopes))[:NUM_PAIRS]
-        _, *errors = _measured(problem, network, chain, [counts, *pairs], samples)
+        first, *errors = _measured(problem, network, chain, [counts, *changes.values()], _first(samples))
+        slopes = {key: error - first for key, error in zip(changes, errors, strict=True)}
+        pairs = _pairs(problem, chain, plan, counts, changes, slopes)
+        few = (pair for pair in pairs if _num_merges(chain, pair) <= max(most, _num_merges(chain, counts)))
+        pairs = list(islice(few, NUM_PAIRS))
+        best, *errors = _measured(problem, network, chain, [counts, *pairs], samples)
         if errors and min(errors) < best:
             counts = pairs[errors.index(min(errors))]
         elif step == 1:
@@ -60,6 +60,15 @@ def _effective(chain: Sequence[Part], plan: Mapping[str, int | None]) -> Counts:
     for part in chain:
         found[part.name] = left = min(left, plan[part.name] or left)
     return found
+
+
+def _num_merges(chain: Sequence[Part], counts: Counts) -> int:
+    return sum(count is not None for count in _as_plan(chain, counts).values())
+
+
+def _first(samples: Samples) -> Samples:
+    sizes = accumulate(batch_size(inputs) for (inputs, _), _ in samples)
+    return samples[: 1 + sum(size < NUM_SCREENED for size in sizes)]
 
 
 def _as_plan(chain: Sequence[Part], counts: Counts) -> Plan:
@@ -109,7 +118,7 @@ def _measured(
     network: nn.Module,
     chain: Sequence[Part],
     variants: Sequence[Counts],
-    samples: Sequence[tuple[Batch, list[Any]]],
+    samples: Samples,
 ) -> list[float]:
     """Summed errors of the outputs; those of modules before a variant's first change are kept from the first one."""
     calibration, device = problem.calibration, problem.device

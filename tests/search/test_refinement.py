@@ -26,7 +26,7 @@ def test_it_is_within_the_budget_and_never_worse(problem, samples):
     chain = list(problem.parts.values())
     plan = problem.at_common_ratio(TokenProgram(problem, {}).constant)
     before = summed_error(problem, plan, samples, torch.inf)
-    found = refined(problem, chain, plan, samples)
+    found = refined(problem, chain, plan, samples, 6)
     assert found != plan and problem.fits(found)
     assert summed_error(problem, found, samples, torch.inf) < before
 
