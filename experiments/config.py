@@ -31,6 +31,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from facts.utils.options import faults_of, options_of
+from facts.utils.streams import make_output_lasting
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -208,6 +209,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
 
         @wraps(function)
         def main() -> None:
+            make_output_lasting()
             given = os.environ.get(FULL)
             os.environ[FULL] = "1"  # else Hydra prints its errors itself, in many lines, and exits
             try:

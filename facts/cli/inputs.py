@@ -328,8 +328,10 @@ def with_errors(metrics: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def compared(task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype) -> Metrics:
-    """Measure both networks, print a table, and return the metrics of each."""
+def compared(
+    task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype
+) -> tuple[Metrics, str]:
+    """Measure both networks; return the metrics of each, and a table of them."""
     networks = original, result.model
     before, after = (measured(task, each, original, precision, result.held_out) for each in networks)
     warn_of_chance(before, original)
@@ -338,5 +340,4 @@ def compared(task: Data, result: CompressionResult, original: nn.Module, precisi
     texts = with_errors(before), with_errors(after)
     rows = [(name, *(text[name] for text in texts)) for name in texts[0]]
     headers = (count, "original", "compressed")
-    print(f"\n{tabulate(rows, headers=headers, disable_numparse=True, colalign=('left', 'right', 'right'))}")
-    return metrics
+    return metrics, tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "right", "right"))

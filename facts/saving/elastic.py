@@ -102,7 +102,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         information=far.mean / far.share if (far := result.summary.distance) and far.share else None,
     )
     with replacing(folder / ELASTIC) as path:
-        path.write_text(content.text())
+        path.write_text(content.text(), encoding="utf-8")
     write_card(folder, folder.resolve().name)
 
 
