@@ -215,7 +215,8 @@ def data_of(
         images.inspect()
         if "whole" not in options and (reason := no_labels(images, model)):
             log.info("%s: the network's own outputs are the labels", reason)
-            images = replace(images, whole=True)  # nothing is measured on the other half
+            found, images = images._found, replace(images, whole=True)  # nothing is measured on the other half
+            vars(images).update(_found=found)
         return images.without_broken()
     options.pop("num_workers", None)  # windows of tokens are in memory
     if not options.pop("whole", True):
