@@ -22,19 +22,32 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser import overrides_parser, overrides_visitor
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
+from facts.utils.files import at_home
 from facts.utils.options import faults_of, options_of
 from facts.utils.streams import make_output_lasting
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+if sys.flags.optimize:  # which drops asserts, within some of which Hydra's parser reads on
+    code = compile(Path(overrides_visitor.__file__).read_bytes(), overrides_visitor.__file__, "exec", optimize=0)
+    exec(code, vars(overrides_visitor))
+    overrides_parser.HydraOverrideVisitor = overrides_visitor.HydraOverrideVisitor  # type: ignore[misc]
 
 PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
@@ -56,6 +69,7 @@ APART = ("analysis", "estimator", "experiment", "finetuning", "pruning", "search
 OF_TABLES = {"experiment", "axis", "values", "seeds", "plan", "force", "part", "workers"}  # keys that no cell has
 FULL = "HYDRA_FULL_ERROR"  # 1: errors are shown in full
 USER_ERRORS = (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException, YAMLError)
+LAUNCHERS = {"ray": "ray", **dict.fromkeys(("joblib", "submitit_local", "submitit_slurm"), "sweep")}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
 
@@ -64,7 +78,16 @@ def _of_paper(_parent_: DictConfig) -> Any:
     return None if OmegaConf.is_missing(_parent_, "paper") else _parent_.paper
 
 
-OmegaConf.register_new_resolver("of_paper", _of_paper, replace=True)
+def _wandb_mode() -> str:
+    """W&B's mode by the environment, `offline` without a choice."""
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes"):
+        return "disabled"
+    mode = os.environ.get("WANDB_MODE") or "offline"
+    return {"dryrun": "offline", "run": "online"}.get(mode, mode)  # older names
+
+
+for resolver in (_of_paper, _wandb_mode, at_home):
+    OmegaConf.register_new_resolver(resolver.__name__.lstrip("_"), resolver, replace=True)
 
 
 @dataclass
@@ -239,7 +262,13 @@ def _as_value_error() -> Iterator[None]:
         yield
     except MissingConfigException as error:
         name, options = str(error.missing_cfg_file), list(error.options or ())
+        if extra := LAUNCHERS.get(name.removeprefix("hydra/launcher/")):
+            raise ValueError(f"{name} is not installed: {how_to_install(extra)}") from error
         raise ValueError(f"{name} is not one of {_among(options, name.rpartition('/')[2])}") from error
+    except OverrideParseException as error:
+        reason = str(error).partition("\n")[0]
+        advice = "quote a value with special characters twice, as in \"results='~/mine'\""
+        raise ValueError(f"{error.override} cannot be read ({reason}): {advice}") from error
     except HydraException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):

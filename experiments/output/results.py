@@ -41,7 +41,8 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
     if not is_ours(experiment.name):  # the report reads it here
         with replacing(folder / "tables" / f"{experiment.name}.yaml") as path:
             OmegaConf.save(OmegaConf.create(settings), path)
-    about = {"name": f"{experiment.name} · {profile}", "tags": [experiment.name, profile], "group": experiment.name}
+    about = {"name": f"{experiment.name} · {profile}", "tags": [experiment.name, profile]}
+    about["group"] = config.tracking.group or experiment.name
     settings = {"profile": profile, "experiment": settings}
     with tracked(config.tracking, folder, f"result-{profile}-{experiment.name}", config=settings, **about) as track:
         figure, entries = None, list[Entry]()
