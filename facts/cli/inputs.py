@@ -27,7 +27,8 @@ from facts.models.from_transformers import (
     read_processors,
 )
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
-from facts.modules.networks import is_encoder, noise, reads_tokens, type_of
+from facts.modules.networks import is_encoder, noise, problem_of, reads_tokens, type_of
+from facts.moments.losses import DECLARED
 from facts.result import STANDARD_ERROR, CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST, Metrics
@@ -269,6 +270,8 @@ def no_labels(images: ImageFolder, model: nn.Module) -> str | None:
     """Reason why the images have no labels that a classifier knows, or None."""
     if is_encoder(model) or images.labels(model) is not None:
         return None
+    if (problem := problem_of(model)) in DECLARED:
+        return f"the network is for {problem}, for which folders and tables of single classes are no labels"
     if not images.classes:
         return f"{images.root} has no class folders and no labels"
     return f"the {len(images.classes)} classes at {images.root} are not the network's {num_classes(model)} classes"
@@ -297,7 +300,10 @@ def measured(
     elif is_encoder(model):
         outcomes = evaluate_features(model, original, *task.for_features(model), precision)
     elif held_out is not None and no_labels(task, model):
-        outcomes = {"agreement": 100 * agreement(model, original, held_out, precision).double()}
+        if problem_of(model) == "regression":
+            outcomes = evaluate_features(model, original, (), held_out, precision)
+        else:
+            outcomes = {"agreement": 100 * agreement(model, original, held_out, precision).double()}
     else:
         outcomes = {"top1": 100 * task.evaluate(model, precision).outcomes["top1"].double()}
     found = {}

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 
-from facts.modules.networks import is_transformers
+from facts.modules.networks import is_transformers, problem_of
+from facts.moments.losses import DECLARED
 from facts.tasks.base import NumberedBatches, chosen_indices_of, settings_of
 from facts.tasks.classification.base import (
     Batch,
@@ -279,7 +280,7 @@ class ImageFolder(Images):
     def labels(self, model: nn.Module) -> list[int] | None:
         total = num_classes(model)
         by_name: dict[str, int] = (model.config.label2id or {}) if is_transformers(model) else {}
-        if total is None:
+        if total is None or problem_of(model) in DECLARED:  # an image is of one class, and the network says others
             return None
         if self._found.numbered and total:
             if len(self.classes) > total:
