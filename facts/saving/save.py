@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi, ModelCardData, constants
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from safetensors.torch import save_file
 from tabulate import tabulate
 from timm.models.vision_transformer import VisionTransformer
@@ -28,7 +28,7 @@ from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEI
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import FLOATS, layouts_of, refuse_unsavable, saved_tensors, types_of_buffers
 from facts.utils.files import at_home, replacing, writable_folder
-from facts.utils.hub import REPOSITORY, answers
+from facts.utils.hub import REPOSITORY, answers, refusal
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ def push_to_hub(
 
     `metrics` is as in `save_compressed`; `token` needs write access (default: the one from `hf auth login`). A model
     card that was edited there is kept. Raises `ValueError` for a name of any other form, `ConnectionError` if the hub
-    does not answer, and huggingface_hub's `OSError` if it refuses.
+    does not answer, and `PermissionError` if it refuses.
     """
     _refuse_no_result(result, "push_to_hub")
     if not REPOSITORY.fullmatch(repository):
@@ -212,12 +212,15 @@ def push_to_hub(
     if not answers():
         raise ConnectionError(f"{constants.ENDPOINT} does not answer, so nothing was pushed: try again when it does")
     hub = HfApi(token=token)
-    address = hub.create_repo(repository, private=private, exist_ok=True)
-    with TemporaryDirectory(prefix="facts-") as folder:
-        with suppress(EntryNotFoundError):  # `write_card` keeps an edited card
-            hub.hf_hub_download(repository, CARD, local_dir=folder)
-        save_compressed(result, folder, metrics)
-        write_card(Path(folder), repository)
-        outdated = [LOADER, "elastic.*"]  # if an earlier network had them and this one lacks them
-        hub.upload_folder(repo_id=repository, folder_path=folder, delete_patterns=outdated)
+    try:
+        address = hub.create_repo(repository, private=private, exist_ok=True)
+        with TemporaryDirectory(prefix="facts-") as folder:
+            with suppress(EntryNotFoundError):  # `write_card` keeps an edited card
+                hub.hf_hub_download(repository, CARD, local_dir=folder)
+            save_compressed(result, folder, metrics)
+            write_card(Path(folder), repository)
+            outdated = [LOADER, "elastic.*"]  # if an earlier network had them and this one lacks them
+            hub.upload_folder(repo_id=repository, folder_path=folder, delete_patterns=outdated)
+    except HfHubHTTPError as error:
+        raise PermissionError(f"nothing was pushed: {refusal(error, repository)}") from error
     return str(address)
