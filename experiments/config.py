@@ -22,7 +22,6 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser import overrides_parser, overrides_visitor
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import (
@@ -37,17 +36,12 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from facts.utils.files import at_home
+import experiments.resolvers  # noqa: F401, which the files name
 from facts.utils.options import faults_of, options_of
 from facts.utils.streams import make_output_lasting
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-if sys.flags.optimize:  # which drops asserts, within some of which Hydra's parser reads on
-    code = compile(Path(overrides_visitor.__file__).read_bytes(), overrides_visitor.__file__, "exec", optimize=0)
-    exec(code, vars(overrides_visitor))
-    overrides_parser.HydraOverrideVisitor = overrides_visitor.HydraOverrideVisitor  # type: ignore[misc]
 
 PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
@@ -71,23 +65,6 @@ FULL = "HYDRA_FULL_ERROR"  # 1: errors are shown in full
 USER_ERRORS = (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException, YAMLError)
 LAUNCHERS = {"ray": "ray", **dict.fromkeys(("joblib", "submitit_local", "submitit_slurm"), "sweep")}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
-
-
-def _of_paper(_parent_: DictConfig) -> Any:
-    """The paper's choice, for a profile without one of its own; a choice of your own may lack it, too."""
-    return None if OmegaConf.is_missing(_parent_, "paper") else _parent_.paper
-
-
-def _wandb_mode() -> str:
-    """W&B's mode by the environment, `offline` without a choice."""
-    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes"):
-        return "disabled"
-    mode = os.environ.get("WANDB_MODE") or "offline"
-    return {"dryrun": "offline", "run": "online"}.get(mode, mode)  # older names
-
-
-for resolver in (_of_paper, _wandb_mode, at_home):
-    OmegaConf.register_new_resolver(resolver.__name__.lstrip("_"), resolver, replace=True)
 
 
 @dataclass

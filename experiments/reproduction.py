@@ -8,7 +8,7 @@ from rich.console import Console
 from experiments.cell import results_folder
 from experiments.config import Experiment
 from experiments.doctor import look_first
-from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of
+from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of, warn_of_misspelt_metrics
 from experiments.output.results import DRAWINGS, report_on_all, show
 from experiments.plan import show_plan
 from experiments.workers import Part, finished, run_part
@@ -25,6 +25,7 @@ def reproduce(config: DictConfig) -> None:
     experiments = list(chosen_experiments(config))
     if unknown := {experiment.figure for experiment in experiments} - {"", *DRAWINGS}:
         raise ValueError(f"no figure is called {', '.join(unknown)}; there are {', '.join(DRAWINGS)}")
+    warn_of_misspelt_metrics(experiments)
     if config.plan:
         return show_plan(experiments, config, console)
     writable_folder(folder)

@@ -38,7 +38,8 @@ def tracked(
     finally:
         if run:
             _guarded("finish", lambda: run.finish(exit_code))
-            for older in sorted(folder.glob(f"wandb/offline-run-????????_??????-{run_id}"))[:-1]:  # a sync would upload them, too
+            runs = sorted(folder.glob(f"wandb/offline-run-????????_??????-{run_id}"))
+            for older in runs[:-1]:  # a sync would upload them, too
                 shutil.rmtree(older, ignore_errors=True)
 
 

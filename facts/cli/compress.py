@@ -170,7 +170,7 @@ def _check_target(out: Path, cache: Path | None = None) -> None:
     from facts.saving.manifest import MANIFEST
     from facts.saving.save import target_folder
 
-    target = target_folder(out, keep=False)
+    target = target_folder(out)
     if cache and at_home(cache).resolve().is_relative_to(at_home(out).resolve()):
         raise ValueError(f"--cache {cache} lies in --out {out}, which holds one network alone: give another folder")
     if (target / MANIFEST).exists():

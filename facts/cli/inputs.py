@@ -152,6 +152,10 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         configuration = json.loads((folder / CONFIGURATION).read_bytes())
     except ValueError as error:
         raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
+    if not isinstance(configuration, dict) or not isinstance(configuration.get("model_type"), str):
+        timms = configuration.get("architecture") if isinstance(configuration, dict) else None
+        advice = f"name the network {TIMM}{timms} --weights {own}" if timms else "give the folder of such a network"
+        raise ValueError(f"{folder / CONFIGURATION} is not transformers', which has a model_type: {advice}")
     return _of_transformers(configuration, name, configuration=configuration, weights=weights or str(own))
 
 
@@ -335,9 +339,7 @@ def with_errors(metrics: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def compared(
-    task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype
-) -> tuple[Metrics, str]:
+def compared(task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype) -> tuple[Metrics, str]:
     """Measure both networks; return the metrics of each, and a table of them."""
     networks = original, result.model
     before, after = (measured(task, each, original, precision, result.held_out) for each in networks)

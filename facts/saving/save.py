@@ -115,16 +115,17 @@ def _describe(folder: Path, manifest: Manifest) -> None:
     write_card(folder, folder.resolve().name)
 
 
-def target_folder(path: Path, keep: bool = True) -> Path:
-    """Create `path` if necessary. Raises `OSError` if it cannot be written, or holds anything but a saved network.
+def target_folder(path: Path) -> Path:
+    """Expand `~` and check a folder, which the first file creates.
 
-    A model card, as fetched by `push_to_hub`, and hidden files may be there already. Unless `keep`, nothing is created.
+    Raises `OSError` if it cannot be written, or holds anything but a saved network.
+    A model card, as fetched by `push_to_hub`, and hidden files may be there already.
     """
     path = at_home(path)
     is_new = path.is_dir() and not (path / MANIFEST).is_file()
     if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
         raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")
-    return writable_folder(path, keep)
+    return writable_folder(path, keep=False)
 
 
 def write_card(folder: Path, source: str) -> None:

@@ -199,4 +199,5 @@ def loader_workers(wanted: int | None) -> int:
     """Number of workers for a loader: as wanted, or this process's share of the processors, up to 16."""
     if wanted is not None:
         return wanted
-    return max(1, min(MOST_WORKERS, num_processors() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))  # set by torchrun
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
+    return max(1, min(MOST_WORKERS, num_processors() // sharing))

@@ -37,10 +37,10 @@ def _answers(address: str, minute: int) -> bool:
 
 def refusal(error: BaseException | None, name: str) -> str:
     """Say in a line why the hub refused the repository `name`, and what to do; empty if it did not."""
-    while error and (isinstance(error, EntryNotFoundError) or not isinstance(error, HfHubHTTPError)):
+    while isinstance(error, EntryNotFoundError) or not isinstance(error, HfHubHTTPError):
+        if error is None:
+            return ""
         error = error.__cause__ or error.__context__
-    if error is None:
-        return ""
     status, login = error.response.status_code, "log in with `hf auth login`"
     reasons = {
         401: f"there is no {name}, or it is private: check the name, or {login}",

@@ -10,7 +10,7 @@ from typing import Any
 class _Lasting(FileIO):
     """Output that is dropped if nobody takes it: the reader of a pipe is gone, or the disk is full."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int:
         with suppress(OSError):
             return super().write(data)
         return len(data)
@@ -21,7 +21,7 @@ def make_output_lasting() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller, so the next file would get its number, and what libraries print
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__"):  # not a test's
             stream.flush()
             buffer = BufferedWriter(_Lasting(stream.fileno(), "w", closefd=False))

@@ -232,7 +232,7 @@ def test_labels_of_one_output_are_used(labels, loss, is_class, flat):
 
 
 def test_labels_that_do_not_fit_one_output():
-    with pytest.raises(ValueError, match="labels of yes or no must lie in 0 .. 1, got 0 to 3: with one output"):
+    with pytest.raises(ValueError, match=r"labels of yes or no must lie in 0 .. 1, got 0 to 3: with one output"):
         facts.compress(One(False), batches(4, 12), **QUICK)
     with pytest.raises(ValueError, match=r"labels that are float32 \[6, 2\] do not fit outputs that are float32 \[6\]"):
         facts.compress(One(False), [(x, torch.zeros(8, 2)) for x, _ in batches(4, 12)], **QUICK)

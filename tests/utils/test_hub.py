@@ -18,7 +18,7 @@ from facts.utils.hub import refusal
 @pytest.mark.parametrize(
     ("kind", "status", "words"),
     [
-        (RepositoryNotFoundError, 401, "answers with 401; there is no me/it, or it is private: check the name, or log in"),
+        (RepositoryNotFoundError, 401, "answers with 401; there is no me/it, or it is private: "),
         (GatedRepoError, 403, "me/it has a licence: accept it at https://.*/me/it, then log in with `hf auth login`"),
         (HfHubHTTPError, 403, "your account may not use me/it: log in with `hf auth login` as somebody who may"),
         (RepositoryNotFoundError, 404, "answers with 404; there is no me/it: check the name"),

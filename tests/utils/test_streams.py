@@ -23,7 +23,8 @@ def test_work_goes_on(where, tmp_path):
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     shell = {"a closed pipe": '"$@" | head -c 1', "no output": '"$@" >&- 2>&-', "a full disk": '"$@" > /dev/full 2>&1'}
     text = shell.get(where, '"$@"')
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", text, "bash", *command], env=env, capture_output=True, text=True)
+    words = ["bash", "-o", "pipefail", "-c", text, "bash", *command]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "file").read_text() == "saved"
     if where == "a terminal in ASCII":

@@ -134,7 +134,9 @@ class Found:
 
     def in_use(self, source: Path) -> "Found":
         """Keep the part to calibrate on and the first with labels to evaluate on, and warn of all that is left out."""
-        named = [name for name in (*TRAINING, *EVALUATION) if name in self.parts] if len(self.parts) > 1 else [*self.parts]
+        named = [*self.parts]
+        if len(named) > 1:
+            named = [name for name in (*TRAINING, *EVALUATION) if name in self.parts]
         if not named or not len(self.parts[named[0]]):
             raise ValueError(f"{source} has the splits {', '.join(self.parts)}, and no images in train: name a split")
         others = {name: self.parts[name] for name in EVALUATION if name in self.parts and name != named[0]}
@@ -177,13 +179,13 @@ def _in_folders(root: Path) -> Found:
     named = deep if tops.keys() - {*TRAINING, *EVALUATION} else tops.keys()
     chosen = [next((tops[name] for name in names if name in named), None) for names in (TRAINING, EVALUATION)]
     folders = [name for name in chosen if name] or [""]
-    images = {name: [place for place in places if _is_image(place) and name in ("", place.parts[0])] for name in folders}
     depth = 1 if folders == [""] else 2  # of an image in no class folder
-    classes = sorted({place.parts[depth - 1] for found in images.values() for place in found if len(place.parts) > depth})
+    images = [place for place in places if _is_image(place) and {"", place.parts[0]} & {*folders}]
+    classes = sorted({place.parts[depth - 1] for place in images if len(place.parts) > depth})
+    images = [place for place in images if len(place.parts) > depth or (len(place.parts) == depth and not classes)]
     positions, parts = {name: label for label, name in enumerate(classes)}, dict[str, ImageFiles]()
-    for name, found in images.items():
-        found = [place for place in found if len(place.parts) > depth or not classes]
-        found = [place for place in found if (root / place).is_file()]
+    for name in folders:
+        found = [place for place in images if name in ("", place.parts[0]) and (root / place).is_file()]
         labels = np.array([positions.get(place.parts[depth - 1], 0) for place in found], dtype=np.int64)
         parts[(name or root.name).lower()] = Files([*map(str, found)], labels, root)
     used = {name for files in parts.values() for name in files.names}
@@ -260,9 +262,9 @@ def _listed(root: Path) -> Found:
         places.setdefault(name.partition("/")[0].lower(), []).append(place)
     parts = {name: files.selected(places[name]) for name in (*TRAINING, *EVALUATION) if name in places}
     used = {TABLE, *(os.path.normpath(name) for part in parts.values() or [files] for name in part.names)}
-    others = (place for path in sorted(_below(root)) if str(place := path.relative_to(root)) not in used)
+    others = [name for path in sorted(_below(root)) if (name := str(path.relative_to(root))) not in used]
     classes = [str(label) for label in range(labels.max() + 1)]
-    return Found(parts or {root.name: files}, classes, True, {f"not in {TABLE}": [*map(str, others)]})
+    return Found(parts or {root.name: files}, classes, True, {f"not in {TABLE}": others})
 
 
 def is_dataset(source: Path | str) -> bool:

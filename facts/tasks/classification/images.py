@@ -235,18 +235,18 @@ class ImageNet(Images):
 class ImageFolder(Images):
     """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `valid`, `dev`, `test`, ...
 
-    The part for training may be called `calibration` too. Folders in a class folder belong to the class. A file `labels.csv` in `root`, with columns `file` and
-    `label`, can list the images, whose labels are then the network's own. `root` can also be a Hugging Face data set:
-    `hub:OWNER/DATASET`, optionally with `/CONFIGURATION` and `/SPLIT`, Parquet files, or the output of `save_to_disk`;
-    its columns are found by their types, `Image` and `ClassLabel`.
+    The part for training may be called `calibration` too. Folders in a class folder belong to the class. A file
+    `labels.csv` in `root`, with columns `file` and `label`, can list the images, whose labels are then the network's
+    own. `root` can also be a Hugging Face data set: `hub:OWNER/DATASET`, optionally with `/CONFIGURATION` and `/SPLIT`,
+    Parquet files, or the output of `save_to_disk`; its columns are found by their types, `Image` and `ClassLabel`.
 
     Unless both parts exist, half of each class is held out for evaluation, the same half for every `seed`; with
     `whole`, all images serve both purposes. A folder named like a part is a class if it has no subfolders but other
-    folders next to it. A warning counts every file and folder that is left out, except hidden ones. A label is the index of the class, of folders in sorted
-    order; or among ImageNet's synsets, if the network has 1,000 classes and all classes are named by synset; or the
-    label of that name in a transformers model that has all the names. If the numbers of classes differ, images have no
-    labels and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper bounds; searches compare
-    outputs on images that are also used for the factors.
+    folders next to it. A warning counts every file and folder that is left out, except hidden ones. A label is the
+    index of the class, of folders in sorted order; or among ImageNet's synsets, if the network has 1,000 classes and
+    all classes are named by synset; or the label of that name in a transformers model that has all the names. If the
+    numbers of classes differ, images have no labels and evaluation is not possible. `num_calibration` and
+    `num_sensitivity` are upper bounds; searches compare outputs on images that are also used for the factors.
     """
 
     num_calibration: Count = 512
