@@ -174,6 +174,7 @@ def test_folders_in_class_folders_belong_to_the_class(tmp_path):
     """Also by links, which may lead around in a circle."""
     root = write_images(tmp_path / "photos", ("cat", "dog/2023", "dog/2024/june"))
     (root / "dog" / "circle").symlink_to(root)
+    (root / "dog" / "itself.png").symlink_to("itself.png")
     (root / "fox").symlink_to(write_images(tmp_path / "elsewhere", ("fox",)) / "fox")
     photos = task(root, whole=True)
     assert photos.classes == ["cat", "dog", "fox"]

@@ -210,7 +210,7 @@ def _below(folder: Path, around: frozenset[str] = frozenset()) -> Iterator[Path]
     if not entries:
         yield folder
     for entry in entries:
-        if entry.is_dir():
+        if os.path.isdir(entry.path):  # also of links in a circle
             yield from _below(Path(entry.path), around | {real})
         else:
             yield Path(entry.path)
