@@ -28,6 +28,7 @@ from facts.modules.networks import (
     run,
 )
 from facts.moments.losses import (
+    DECLARED,
     DIVERGENCES,
     NOTHING,
     Loss,
@@ -67,8 +68,8 @@ def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
 
     Logits are a tensor `[N, C]` or `[N, T, C]` with more than one class. All other outputs are features.
     """
-    if problem_of(model) == "regression":
-        return "features"
+    if (problem := problem_of(model)) in DECLARED:
+        return "features" if problem == "regression" else "classes"
     num_classes, outputs = getattr(model, "num_classes", None), probe.outputs
     if isinstance(num_classes, int):
         return "classes" if num_classes > 1 else "features"
