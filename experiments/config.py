@@ -24,13 +24,21 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
+import experiments.resolvers  # noqa: F401, which the files name
 from facts.utils.options import faults_of, options_of
+from facts.utils.streams import make_output_lasting
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -55,15 +63,8 @@ APART = ("analysis", "estimator", "experiment", "finetuning", "pruning", "search
 OF_TABLES = {"experiment", "axis", "values", "seeds", "plan", "force", "part", "workers"}  # keys that no cell has
 FULL = "HYDRA_FULL_ERROR"  # 1: errors are shown in full
 USER_ERRORS = (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException, YAMLError)
+LAUNCHERS = {"ray": "ray", **dict.fromkeys(("joblib", "submitit_local", "submitit_slurm"), "sweep")}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
-
-
-def _of_paper(_parent_: DictConfig) -> Any:
-    """The paper's choice, for a profile without one of its own; a choice of your own may lack it, too."""
-    return None if OmegaConf.is_missing(_parent_, "paper") else _parent_.paper
-
-
-OmegaConf.register_new_resolver("of_paper", _of_paper, replace=True)
 
 
 @dataclass
@@ -206,6 +207,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
 
         @wraps(function)
         def main() -> None:
+            make_output_lasting()
             given = os.environ.get(FULL)
             os.environ[FULL] = "1"  # else Hydra prints its errors itself, in many lines, and exits
             try:
@@ -235,7 +237,13 @@ def _as_value_error() -> Iterator[None]:
         yield
     except MissingConfigException as error:
         name, options = str(error.missing_cfg_file), list(error.options or ())
+        if extra := LAUNCHERS.get(name.removeprefix("hydra/launcher/")):
+            raise ValueError(f"{name} is not installed: {how_to_install(extra)}") from error
         raise ValueError(f"{name} is not one of {_among(options, name.rpartition('/')[2])}") from error
+    except OverrideParseException as error:
+        reason = str(error).partition("\n")[0]
+        advice = "quote a value with special characters twice, as in \"results='~/mine'\""
+        raise ValueError(f"{error.override} cannot be read ({reason}): {advice}") from error
     except HydraException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import product
 from typing import Any, Literal
 from zlib import crc32
@@ -25,6 +26,7 @@ from experiments.config import (
     Experiment,
     compose,
     given_overrides,
+    is_ours,
     missing_packages,
     plain,
     read_experiment,
@@ -171,6 +173,15 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
         )
     else:
         yield experiment
+
+
+def warn_of_misspelt_metrics(experiments: Iterable[Experiment]) -> None:
+    """Name metrics that no table of ours has, but one that is much like them, before any work."""
+    known = {metric for name in names_of_files() if is_ours(name) for metric in read_experiment(name).metrics}
+    for experiment in experiments:
+        for metric in experiment.metrics.keys() - known:
+            for near in get_close_matches(metric, known, 1):
+                log.warning("%s: no table of ours has the metric %s: is %s meant?", experiment.name, metric, near)
 
 
 def names_of_files() -> list[str]:

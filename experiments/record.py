@@ -141,9 +141,9 @@ def published_records(experiment: str, folder: Path) -> Iterator[Record]:
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             yield RECORD.validate_json(line)
-        except ValidationError as error:  # written by another version, or damaged
-            if (reason := error.errors()[0])["type"] == "json_invalid":
-                log.warning("a line of %s is damaged and left out: %s", path, reason["msg"])
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            log.warning("a line of %s is damaged or of another version, and left out: %s", path, reason)
 
 
 def read_record(fingerprint: str, folder: Path) -> Record | None:

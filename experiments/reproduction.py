@@ -1,7 +1,5 @@
 """Tables and figures of experiments: their cells run, then each is drawn; or the plan, or one part alone."""
 
-import os
-
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -10,10 +8,11 @@ from rich.console import Console
 from experiments.cell import results_folder
 from experiments.config import Experiment
 from experiments.doctor import look_first
-from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of
+from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of, warn_of_misspelt_metrics
 from experiments.output.results import DRAWINGS, report_on_all, show
 from experiments.plan import show_plan
 from experiments.workers import Part, finished, run_part
+from facts.utils.distributed import num_processors
 from facts.utils.files import writable_folder
 from facts.utils.progress import hide_displays
 
@@ -26,6 +25,7 @@ def reproduce(config: DictConfig) -> None:
     experiments = list(chosen_experiments(config))
     if unknown := {experiment.figure for experiment in experiments} - {"", *DRAWINGS}:
         raise ValueError(f"no figure is called {', '.join(unknown)}; there are {', '.join(DRAWINGS)}")
+    warn_of_misspelt_metrics(experiments)
     if config.plan:
         return show_plan(experiments, config, console)
     writable_folder(folder)
@@ -37,7 +37,7 @@ def reproduce(config: DictConfig) -> None:
     console.print(f"{len(experiments)} tables and figures: first checking what they need")
     look_first(config, samples_of(experiments), console)
     cells = []
-    grids = finished(experiments, config.workers or os.cpu_count() or 1, config.hardware.device)
+    grids = finished(experiments, config.workers or num_processors(), config.hardware.device)
     for experiment, grid in zip(experiments, grids, strict=True):
         cells += grid
         show(experiment, grid, folder, config, console)
@@ -56,7 +56,6 @@ def run_alone(parts: list[Part], config: DictConfig, console: Console) -> None:
     """Run one part, by number: a job of Hydra's launchers. `experiments.report` draws the tables."""
     if not 0 <= config.part < len(parts):
         raise ValueError(f"part must be from 0 to {len(parts) - 1}, got {config.part}")
-    os.chdir(HydraConfig.get().runtime.cwd)  # Ray may have started the job elsewhere
     hide_displays()
     part = parts[config.part]
     look_first(config, part, console)

@@ -6,6 +6,7 @@ Cells run side by side on a machine, but one that measures time runs on its own.
 import copy
 import json
 import logging
+import os
 import platform
 import sys
 import traceback
@@ -40,6 +41,7 @@ _shared: ReadWriteLock | None = None
 @contextmanager
 def started(under_torchrun: bool = False) -> Iterator[None]:
     """Run a command. A user error or Ctrl-C ends it with one line; in a sweep, Hydra needs the error itself."""
+    os.chdir(HydraConfig.get().runtime.cwd)  # a job may have been started elsewhere, by Ray or hydra.job.chdir
     try:
         if torch.distributed.is_torchelastic_launched() and not under_torchrun:
             raise ValueError("cells share out this machine's GPUs by workers=N: start it without torchrun")

@@ -23,6 +23,7 @@ from experiments.grid import GridCell, by_data, grid_of
 from experiments.runner import alone, beside_others, collect_moments, open_cell, run_cell
 from facts.utils.files import HeldElsewhere
 from facts.utils.progress import hide_displays
+from facts.utils.streams import make_output_lasting
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ def _begin(logging_config: Any, folder: Path, gpus: SimpleQueue) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is initialised
     os.chdir(folder)
     hide_displays()
+    make_output_lasting()
     logging.config.dictConfig(logging_config)
 
 

@@ -33,7 +33,7 @@ CHARACTERS_PER_INCH = 15  # of a title
 
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
-    """Draw the figure of the experiment's first draw, write and print its table, and log both to W&B."""
+    """Write and print the experiment's table, draw the figure of its first draw, and log both to W&B."""
     grid = grid + published_rows(experiment)
     settings, profile = plain(experiment), config.profile.name
     experiment = copy.deepcopy(experiment)
@@ -41,18 +41,19 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
     if not is_ours(experiment.name):  # the report reads it here
         with replacing(folder / "tables" / f"{experiment.name}.yaml") as path:
             OmegaConf.save(OmegaConf.create(settings), path)
-    about = {"name": f"{experiment.name} · {profile}", "tags": [experiment.name, profile], "group": experiment.name}
+    about = {"name": f"{experiment.name} · {profile}", "tags": [experiment.name, profile]}
+    about["group"] = config.tracking.group or experiment.name
     settings = {"profile": profile, "experiment": settings}
     with tracked(config.tracking, folder, f"result-{profile}-{experiment.name}", config=settings, **about) as track:
         figure, entries = None, list[Entry]()
-        if experiment.figure:
-            figure = draw_figure(experiment, [cell for cell in grid if not cell.draw], folder / "figures")
         if experiment.metrics:
             entries = entries_of(experiment, grid, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables")
             records = [cell.record for cell in grid if cell.record]
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
+        if experiment.figure:
+            figure = draw_figure(experiment, [cell for cell in grid if not cell.draw], folder / "figures")
         track(lambda run: log_results(run, figure, entries))
 
 

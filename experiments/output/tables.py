@@ -137,7 +137,7 @@ def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> 
     }
     for suffix, content in contents.items():
         with replacing(folder / f"{experiment.name}.{suffix}") as path:
-            path.write_text(content)
+            path.write_text(content, encoding="utf-8")
 
 
 def read_entries(path: Path) -> list[Entry]:

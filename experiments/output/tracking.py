@@ -1,6 +1,7 @@
-"""Weights & Biases as a mirror of the records: offline by default, and never a reason to fail."""
+"""Weights & Biases as a mirror of the records: offline by default, one run of an id, and never a reason to fail."""
 
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,9 @@ def tracked(
     finally:
         if run:
             _guarded("finish", lambda: run.finish(exit_code))
+            runs = sorted(folder.glob(f"wandb/offline-run-????????_??????-{run_id}"))
+            for older in runs[:-1]:  # a sync would upload them, too
+                shutil.rmtree(older, ignore_errors=True)
 
 
 def _guarded(what: str, action: Callable[[], Any]) -> Any:

@@ -3,7 +3,7 @@
 import logging
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, count, islice
 from operator import length_hint
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 Batch = tuple[Any, Any]
 LABELS = ("labels", "label")
 BATCH_SIZE = 64  # for samples that are not in batches
+NUM_HASHED = 8
 LEAST = 32  # samples, if a quarter of the data is that many
 OPTIONS = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
 OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
@@ -188,6 +189,7 @@ class Split:
 
     A `share` of the samples, in batches of `size`, is held out by sample number; if `size` is None, a share of whole
     batches. The batches have the numbers `first`, `first + step`, ...; `key` is the hash of the inputs of number 0.
+    `seen` holds those of the first `NUM_HASHED` parts of each pass, which show whether data change.
     """
 
     batches: Iterable[Batch]
@@ -197,6 +199,7 @@ class Split:
     key: str
     first: int = 0
     step: int = 1
+    seen: dict[tuple[bool, int, int], str] = field(default_factory=dict)
 
     @property
     def content_key(self) -> str | None:
@@ -204,14 +207,21 @@ class Split:
         return own and content_key(own, self.held_out, str(self.share), self.size)
 
     def __iter__(self) -> Iterator[Batch]:
+        for number, batch in zip(count(self.first, self.step), self._parts(), strict=False):
+            if number < NUM_HASHED:
+                key = content_key(batch[0])
+                self._warn_of_changes(self.seen.setdefault((self.held_out, self.step, number), key), key)
+            yield batch
+
+    def _parts(self) -> Iterator[Batch]:
         if isinstance(self.batches, Batches) and self.size and (own := _of_rows(self.batches.data, self._rows)):
             if self.held_out and (first := first_of(self.batches)):
-                self._warn_of_changes(first)
+                self._warn_of_changes(self.key, content_key(first[0]))
             yield from Batches(own, self.batches.model)
             return
         for number, batch in zip(count(self.first, self.step), self.batches, strict=False):
             if number == 0 and self.held_out:
-                self._warn_of_changes(batch)
+                self._warn_of_changes(self.key, content_key(batch[0]))
             if self.size is None:
                 if self._includes(number):
                     yield batch
@@ -219,8 +229,8 @@ class Split:
                 is_whole = len(rows) == batch_size(batch[0])
                 yield batch if is_whole else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
 
-    def _warn_of_changes(self, first: Batch) -> None:
-        if content_key(first[0]) != self.key:
+    def _warn_of_changes(self, earlier: str, now: str) -> None:
+        if earlier != now:
             log.warning("the data differ from pass to pass, so held-out ones may be seen: fix order and augmentation")
 
     def __length_hint__(self) -> int:

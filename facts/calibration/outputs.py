@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -16,16 +17,27 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.data import Batch, in_memory
 from facts.cost.probe import Probe
 from facts.modules.linear_calls import stand_in
-from facts.modules.networks import autocast, evaluating, is_encoder, is_transformers, precision_of, reads_tokens, run
+from facts.modules.networks import (
+    autocast,
+    evaluating,
+    is_encoder,
+    is_transformers,
+    precision_of,
+    problem_of,
+    reads_tokens,
+    run,
+)
 from facts.moments.losses import (
+    DECLARED,
+    DIVERGENCES,
     NOTHING,
     Loss,
     OutputError,
     OutputKind,
     SquaredError,
+    binary_kl_divergence,
     error_of,
     in_chunks,
-    kl_divergence,
     loss_of_labels,
     refuse_unfit_labels,
     squared_error,
@@ -56,6 +68,8 @@ def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
 
     Logits are a tensor `[N, C]` or `[N, T, C]` with more than one class. All other outputs are features.
     """
+    if (problem := problem_of(model)) in DECLARED:
+        return "features" if problem == "regression" else "classes"
     num_classes, outputs = getattr(model, "num_classes", None), probe.outputs
     if isinstance(num_classes, int):
         return "classes" if num_classes > 1 else "features"
@@ -72,7 +86,7 @@ def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
     has_labels = targets is not None and not is_encoder(model)  # labels say nothing about features
     if not has_labels and output_kind(model, probe) == "features":
         return squared_error
-    return error_of(loss_of_labels(probe.outputs, targets), model, batches, precision)
+    return error_of(loss_of_labels(probe.outputs, targets, problem_of(model)), model, batches, precision)
 
 
 def refuse_unfit_network(model: nn.Module) -> None:
@@ -243,8 +257,9 @@ def distance(
             refuse_not_finite(expected, found)
             samples = list(_by_sample((expected, found), batch_size(part)))
             own += [(output_error(*outputs).item(), size) for outputs, size in samples]
-            if output_error is kl_divergence:
-                information.add(expected)
+            if output_error in DIVERGENCES:
+                of_each = output_error is binary_kl_divergence
+                information.add((_as_pairs(expected),) if of_each else in_chunks(expected))
             elif isinstance(output_error, SquaredError):
                 kept = (tensors_of(outputs[0], output_error.names) for outputs, _ in samples)
                 num_zero += sum(not any(each.any() for each in tensors) for tensors in kept)
@@ -259,7 +274,7 @@ def distance(
         log.warning("outputs of %d samples are all zeros: their error is 1 if they change, or else 0", num_zero)
     mean, num_samples = (errors.sum() / sizes.sum()).item(), int(sizes.sum())
     share = mean if isinstance(output_error, SquaredError) else None
-    if output_error is kl_divergence and (known := information.total()) > LEAST_INFORMATION * num_samples:
+    if output_error in DIVERGENCES and (known := information.total()) > LEAST_INFORMATION * num_samples:
         share = errors.sum().item() / known
     if not math.isfinite(mean):
         raise ValueError(f"the error of the outputs of {num_samples} samples is {mean}: check that they are finite")
@@ -277,16 +292,21 @@ def _by_sample(outputs: Any, size: int) -> Iterator[tuple[Any, int]]:
         yield outputs, size
 
 
+def _as_pairs(logits: Tensor) -> Tensor:
+    """Logits of yes `[N, ...]` as those of no and yes `[N, C, 2]`."""
+    return F.pad(logits.reshape(len(logits), -1, 1), (1, 0))
+
+
 class _Information:
     """Information in class logits: the sum over rows of their KL divergence from the mean distribution of all rows."""
 
     def __init__(self) -> None:
-        self.distributions: Tensor | None = None  # sum over all rows, `[C]`
+        self.distributions: Tensor | None = None  # sum over all rows, `[C]`, or `[C, 2]` of yes and no
         self.known = self.num_rows = 0.0
 
-    def add(self, logits: Tensor) -> None:
-        for part in in_chunks(logits):
-            logs = part[~part.isnan().any(dim=-1)].double().log_softmax(dim=-1)
+    def add(self, parts: Iterable[Tensor]) -> None:
+        for part in parts:
+            logs = part[~part.isnan().flatten(1).any(dim=1)].double().log_softmax(dim=-1)
             total = logs.exp().sum(dim=0).cpu()
             self.distributions = total if self.distributions is None else self.distributions + total
             self.known += (logs.exp() * logs).sum().item()

@@ -18,6 +18,7 @@ from facts.cli.compress import compress, cut, pareto, push, recover
 from facts.cli.evaluate import benchmark, evaluate, export
 from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, models
 from facts.utils.progress import in_lines
+from facts.utils.streams import make_output_lasting
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -30,17 +31,17 @@ LARGE = 4 * 2**20  # bytes
 class Commands(TyperGroup):
     """Commands that print an error as one red line; with `--traceback`, in full."""
 
+    def main(self, *args, **settings):
+        make_output_lasting()
+        return super().main(*args, **settings)
+
     def resolve_command(self, ctx, args):
         ctx.obj = args
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx):
         try:
-            result = super().invoke(ctx)
-            print(end="", flush=True)  # here, where a closed pipe is seen
-            return result
-        except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: the caller ends silently
-            raise
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             kept = "nothing is kept, but with `--cache FOLDER` the same command continues"
             print(f"interrupted: {kept}", file=sys.stderr)
@@ -136,5 +137,6 @@ def return_freed_memory() -> None:
     By default glibc keeps blocks of less than 32 MB, fragmented: a sixth of the peak for a DeiT-Tiny.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # which PyTorch reads at its first large tensor
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+    chosen = {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    if hasattr(libc := ctypes.CDLL(None), "mallopt") and not chosen:
         libc.mallopt(M_MMAP_THRESHOLD, LARGE)

@@ -116,15 +116,15 @@ def compress(
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     result = rounded(result, stored, of_original)
-    print(result)
     _save(result, out, elastic, stored)  # before the evaluation, which may fail
     if reason := nothing_to_evaluate(task) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
     else:
         try:
-            metrics = compared(task, result, network, execution.precision)
+            metrics, table = compared(task, result, network, execution.precision)
             if not elastic:
                 write_metrics(out, metrics)
+            print(f"\n{table}")
         except (KeyboardInterrupt, OSError, RuntimeError, ValueError) as error:  # the network is saved and complete
             unseen = "" if getattr(task, "whole", True) else " --unseen"  # a text has no unseen part either
             again = f"facts evaluate {out} --data {evaluation_text or data}{unseen}"
@@ -133,12 +133,13 @@ def compress(
 
 
 def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "torch.dtype") -> None:
-    """Save a result, or a folder for every budget, and print what it is."""
+    """Save a result, or a folder for every budget, then print it."""
     from facts.utils.progress import progress_of
 
     if elastic:
         with progress_of("saving"):
             facts.save_elastic(result, out)
+        print(result)
         size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
         print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB in float32")
         print(f"above is one cut of it; `facts cut {out} --ratio 0.6 --out FOLDER` makes another, without data")
@@ -150,6 +151,7 @@ def _save_compressed(result: "facts.CompressionResult", out: Path, dtype: "torch
     import torch
 
     facts.save_compressed(result, out, dtype=dtype)
+    print(result)
     half = ", in half precision: `.float()` computes with it in float32" * (dtype != torch.float32)
     print(f"\nsaved to {out}{half}")
 
@@ -165,7 +167,7 @@ def _check_target(out: Path, cache: Path | None = None) -> None:
     from facts.saving.manifest import MANIFEST
     from facts.saving.save import target_folder
 
-    target = target_folder(out, keep=False)
+    target = target_folder(out)
     if cache and at_home(cache).resolve().is_relative_to(at_home(out).resolve()):
         raise ValueError(f"--cache {cache} lies in --out {out}, which holds one network alone: give another folder")
     if (target / MANIFEST).exists():
@@ -294,9 +296,7 @@ def cut(
         result = facts.load_compressed(folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms)
     halves = {str(half).removeprefix("torch."): half for half in HALF}
     dtype = halves.get(result.summary.costs.sizes[0].types, torch.float32)
-    result = rounded(result, dtype)
-    print(result)
-    _save_compressed(result, out, dtype)
+    _save_compressed(rounded(result, dtype), out, dtype)
 
 
 def recover(
@@ -333,7 +333,6 @@ def recover(
     calibration = task_of(original, data, None, num_calibration, **reading).calibration(original)
     result = facts.recover(result, calibration, minutes=minutes, original=original, seed=seed, cache=cache)
     result = rounded(result, dtype)
-    print(result)
     _save_compressed(result, out, dtype)
     warn_if_nothing_gained(result)
 

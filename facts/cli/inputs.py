@@ -27,7 +27,8 @@ from facts.models.from_transformers import (
     read_processors,
 )
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
-from facts.modules.networks import is_encoder, noise, reads_tokens, type_of
+from facts.modules.networks import is_encoder, noise, problem_of, reads_tokens, type_of
+from facts.moments.losses import DECLARED
 from facts.result import STANDARD_ERROR, CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST, Metrics
@@ -151,6 +152,10 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         configuration = json.loads((folder / CONFIGURATION).read_bytes())
     except ValueError as error:
         raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
+    if not isinstance(configuration, dict) or not isinstance(configuration.get("model_type"), str):
+        timms = configuration.get("architecture") if isinstance(configuration, dict) else None
+        advice = f"name the network {TIMM}{timms} --weights {own}" if timms else "give the folder of such a network"
+        raise ValueError(f"{folder / CONFIGURATION} is not transformers', which has a model_type: {advice}")
     return _of_transformers(configuration, name, configuration=configuration, weights=weights or str(own))
 
 
@@ -215,7 +220,8 @@ def data_of(
         images.inspect()
         if "whole" not in options and (reason := no_labels(images, model)):
             log.info("%s: the network's own outputs are the labels", reason)
-            images = replace(images, whole=True)  # nothing is measured on the other half
+            found, images = images._found, replace(images, whole=True)  # nothing is measured on the other half
+            vars(images).update(_found=found)
         return images.without_broken()
     options.pop("num_workers", None)  # windows of tokens are in memory
     if not options.pop("whole", True):
@@ -268,6 +274,8 @@ def no_labels(images: ImageFolder, model: nn.Module) -> str | None:
     """Reason why the images have no labels that a classifier knows, or None."""
     if is_encoder(model) or images.labels(model) is not None:
         return None
+    if (problem := problem_of(model)) in DECLARED:
+        return f"the network is for {problem}, for which folders and tables of single classes are no labels"
     if not images.classes:
         return f"{images.root} has no class folders and no labels"
     return f"the {len(images.classes)} classes at {images.root} are not the network's {num_classes(model)} classes"
@@ -296,7 +304,10 @@ def measured(
     elif is_encoder(model):
         outcomes = evaluate_features(model, original, *task.for_features(model), precision)
     elif held_out is not None and no_labels(task, model):
-        outcomes = {"agreement": 100 * agreement(model, original, held_out, precision).double()}
+        if problem_of(model) == "regression":
+            outcomes = evaluate_features(model, original, (), held_out, precision)
+        else:
+            outcomes = {"agreement": 100 * agreement(model, original, held_out, precision).double()}
     else:
         outcomes = {"top1": 100 * task.evaluate(model, precision).outcomes["top1"].double()}
     found = {}
@@ -328,8 +339,8 @@ def with_errors(metrics: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def compared(task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype) -> Metrics:
-    """Measure both networks, print a table, and return the metrics of each."""
+def compared(task: Data, result: CompressionResult, original: nn.Module, precision: torch.dtype) -> tuple[Metrics, str]:
+    """Measure both networks; return the metrics of each, and a table of them."""
     networks = original, result.model
     before, after = (measured(task, each, original, precision, result.held_out) for each in networks)
     warn_of_chance(before, original)
@@ -338,5 +349,4 @@ def compared(task: Data, result: CompressionResult, original: nn.Module, precisi
     texts = with_errors(before), with_errors(after)
     rows = [(name, *(text[name] for text in texts)) for name in texts[0]]
     headers = (count, "original", "compressed")
-    print(f"\n{tabulate(rows, headers=headers, disable_numparse=True, colalign=('left', 'right', 'right'))}")
-    return metrics
+    return metrics, tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "right", "right"))

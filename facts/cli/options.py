@@ -167,7 +167,7 @@ Images = Annotated[
     option(
         DATA,
         "Images: a folder of class folders, or one with [bold]train[/] and [bold]val[/] folders of them; without "
-        "these, `facts compress` keeps half of the images for evaluation. Class folders are named after ImageNet's "
+        "these, `facts compress` keeps half of each class for evaluation. Class folders are named after ImageNet's "
         "synsets or the network's classes, or are in their order. With other classes or none, all images calibrate, on "
         "labels that the network draws, and the result is judged by its agreement with the original. Or a folder "
         "with [bold]labels.csv[/], whose columns are `file` and `label`, the network's own index. Or a Hugging Face "

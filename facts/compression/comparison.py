@@ -15,7 +15,7 @@ from facts.cost.timing import batch_seconds
 from facts.modules.linear_calls import copy_with, stand_in
 from facts.modules.networks import tensors_of
 from facts.moments.data_pass import within_memory
-from facts.moments.losses import kl_divergence
+from facts.moments.losses import DIVERGENCES
 from facts.result import CompressionResult
 from facts.utils.batches import batch_size, has_row_per_sample, in_parts, to_device
 from facts.utils.progress import stage
@@ -33,7 +33,7 @@ def compared(result: CompressionResult, precision: torch.dtype, halve_batches: b
     found = within_memory(partial(distance, *networks, result.held_out, result.output_error, precision), halve_batches)
     if found is None:
         log.warning("the data are too few to hold some out: the distance of the outputs from the original's is unknown")
-    elif found.share is None and result.output_error is kl_divergence:
+    elif found.share is None and result.output_error in DIVERGENCES:
         log.warning("the original's outputs hardly depend on its inputs: a distance from them is meaningless")
     return found
 

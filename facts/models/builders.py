@@ -3,6 +3,7 @@
 Those of timm, torchvision and MambaVision are here.
 """
 
+import os
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -69,8 +70,10 @@ class Recipe(ABC):
 
     def provenance(self) -> dict[str, str]:
         """File name and SHA-256 of a built network's weights, to compare with those published."""
-        path = self.checkpoint()
-        return {"source": path.name, "sha256": sha256(path)} if path else {"source": "random"}
+        if (path := self.checkpoint()) is None:
+            return {"source": "random"}
+        name = os.fsencode(path.name).decode(errors="replace")  # which JSON can hold, whatever the locale
+        return {"source": name, "sha256": sha256(path)}
 
     def loaded(self, path: Path) -> nn.Module:
         """Build the network with the weights in a file. Raises `ValueError` if they do not fit."""

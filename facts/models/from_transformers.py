@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
-from facts.utils.hub import offline
+from facts.utils.hub import offline, refusal
 from facts.utils.options import first_line, needing, options
 from facts.utils.progress import silence
 
@@ -204,7 +204,8 @@ def published_configuration(tag: str) -> dict[str, Any]:
     try:
         return import_transformers().PretrainedConfig.get_config_dict(tag, local_files_only=offline())[0]
     except OSError as error:
-        message = f"the configuration of {tag} could not be fetched ({first_line(error)}); give it as `configuration`"
+        reason = refusal(error, tag) or f"{first_line(error)}; give it as `configuration`"
+        message = f"the configuration of {tag} could not be fetched: {reason}"
         raise FileNotFoundError(message) from error
 
 

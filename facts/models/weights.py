@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from facts.utils.files import at_home
-from facts.utils.hub import offline
+from facts.utils.hub import offline, refusal
 from facts.utils.options import first_line
 
 ROOT = Path(__file__).parents[2]  # contains the packages `facts` and `experiments`
@@ -54,11 +54,10 @@ def fetch(repository: str) -> Path:
             hf_hub_download(repository, file.name)
         return index
     except OSError as error:
-        reason = "" if offline() else f" ({first_line(error)})"
+        reason = "connect to huggingface.co once" if offline() else first_line(error).rstrip(".")
         raise FileNotFoundError(
-            f"the weights of {repository} could not be fetched{reason}. "
-            "Connect to huggingface.co once, or give a checkpoint file or its folder as weights "
-            "(--weights; in experiments, checkpoints=FOLDER)."
+            f"the weights of {repository} could not be fetched: {refusal(error, repository) or reason}. Or give a "
+            "checkpoint file or its folder as weights (--weights; in experiments, checkpoints=FOLDER)."
         ) from error
 
 

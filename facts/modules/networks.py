@@ -58,6 +58,11 @@ def reads_tokens(model: nn.Module) -> bool:
     return is_transformers(model) and model.main_input_name == "input_ids"
 
 
+def problem_of(model: nn.Module) -> str | None:
+    """How a transformers network says that its outputs are read, such as `multi_label_classification`."""
+    return getattr(model.config, "problem_type", None) if is_transformers(model) else None
+
+
 def is_encoder(model: nn.Module) -> bool:
     """Check for a network for images, of timm or transformers, whose outputs are features: it has no classifier."""
     if is_transformers(model):

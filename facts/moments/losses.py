@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from facts.modules.networks import autocast, evaluating, run
+from facts.modules.networks import autocast, evaluating, problem_of, run
 from facts.moments.statistics import at_least_tiny
 from facts.utils.batches import FirstSamples, described, to_device
 from facts.utils.cache import content_key, name_of
@@ -74,36 +74,46 @@ def refuse_unfit_labels(labels: Tensor, num_classes: int) -> None:
 
 
 def summed_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Σ ½ (output - target)², the loss of a Gaussian with unit variance, for one output of each sample."""
+    """Σ ½ (output - target)², the loss of Gaussians with unit variance."""
     return 0.5 * (outputs.flatten() - _as_one_output(targets, outputs)).square().sum()
 
 
 def summed_binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Σ of the binary cross-entropies of one logit of each sample. Raises `ValueError` for labels besides 0 and 1."""
+    """Σ of the binary cross-entropies of all logits. Raises `ValueError` for labels outside of 0 to 1."""
     labels = _as_one_output(targets, logits)
-    if ((labels != 0) & (labels != 1)).any():
+    if ((labels < 0) | (labels > 1)).any():
         raise ValueError(
-            f"integer labels of a network with one output must be 0 or 1, got {labels.min():g} to {labels.max():g}: "
-            "give floats for squared errors, or loss="
+            f"labels of yes or no must lie in 0 .. 1, got {labels.min():g} to {labels.max():g}: with one output, give "
+            "floats for squared errors, or else loss="
         )
     return F.binary_cross_entropy_with_logits(logits.flatten(), labels, reduction="sum")
 
 
 def _as_one_output(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Raises `ValueError` unless there is one target for each output."""
+    """Flatten targets. Raises `ValueError` unless there is one for each output."""
     if targets.numel() != outputs.numel():
-        raise ValueError(f"labels that are {described(targets)} do not fit outputs that are {described(outputs)}")
+        fault = f"labels that are {described(targets)} do not fit outputs that are {described(outputs)}"
+        raise ValueError(f"{fault}: give one for each output, or inputs alone")
     return targets.flatten().to(outputs)
 
 
-def loss_of_labels(outputs: Any, targets: Any) -> Loss:
+def loss_of_labels(outputs: Any, targets: Any, problem: str | None = None) -> Loss:
     """Choose the loss of given labels by the outputs `[N, C]`: cross-entropy, unless there is one, `[N, 1]` or `[N]`.
 
     One output gets squared errors if the labels are floats, and binary cross-entropy if they are integers or booleans.
+    The network's own `problem` (`problem_of`) comes first.
     """
+    if problem in DECLARED:
+        return DECLARED[problem]
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and is_one(outputs)):
         return summed_cross_entropy
     return summed_squared_error if targets.is_floating_point() else summed_binary_cross_entropy
+
+
+DECLARED: dict[str | None, Loss] = {
+    "multi_label_classification": summed_binary_cross_entropy,
+    "regression": summed_squared_error,
+}
 
 
 def is_one(outputs: Tensor) -> bool:
@@ -246,6 +256,14 @@ def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     return torch.stack(list(chunks)).sum()
 
 
+def binary_kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
+    """Σ over samples and logits of KL(original ‖ changed) over yes and no, of which each logit is one."""
+    return kl_divergence(original.reshape(-1, 1), changed.reshape(-1, 1))
+
+
+DIVERGENCES = (kl_divergence, binary_kl_divergence)
+
+
 def in_chunks(logits: Tensor) -> tuple[Tensor, ...]:
     """Divide logits `[..., C]` into rows `[n, C]` of about `CHUNK` values; a single one becomes that of two classes."""
     if is_one(logits):
@@ -314,22 +332,24 @@ def default_loss(
     if kind not in (None, "classes"):
         names = kind if isinstance(kind, tuple) else ()
         return SampledFeatures(scales_of(model, batches or (), names, precision), names)
-    loss = loss_of_labels(outputs, targets)
+    loss = loss_of_labels(outputs, targets, problem_of(model))
     if loss is not summed_cross_entropy:
-        log.info("%s has one output: the loss is %s", type(model).__name__, name_of(loss, "loss"))
+        log.info("by its outputs, the loss of %s is %s", type(model).__name__, name_of(loss, "loss"))
     return loss if targets is not None or batches is None else SampledLabels(loss)
 
 
 def error_of(loss: Loss, model: nn.Module, batches: Iterable[Any] | None, precision: torch.dtype) -> OutputError:
     """The distance between outputs that suits a loss.
 
-    Of classes it is the KL divergence; of one value with labels the squared error relative to the value's variance over
-    the data; of features and for other losses the relative squared error.
+    Of classes it is the KL divergence, that of each if several may hold; of one value with labels the squared error
+    relative to the value's variance over the data; of features and for other losses the relative squared error.
     """
     if isinstance(loss, SampledFeatures):
         return SquaredError(loss.names)
     loss = on_given_labels(loss)
     if loss is summed_squared_error:
         (scale,) = scales_of(model, batches or (), (), precision)
-        return SquaredError(scale=scale.item())
-    return kl_divergence if loss in (summed_cross_entropy, summed_binary_cross_entropy) else squared_error
+        return SquaredError(scale=scale.item()) if scale.numel() == 1 else squared_error
+    if loss is summed_binary_cross_entropy:
+        return binary_kl_divergence
+    return kl_divergence if loss is summed_cross_entropy else squared_error

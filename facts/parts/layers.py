@@ -16,7 +16,7 @@ from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import PLAIN, Form
 from facts.modules.linear_calls import is_pointwise, replace_submodule, with_linear_layers
-from facts.modules.lowrank import own_parameter, trained_like
+from facts.modules.lowrank import LowRankLayer, own_parameter, trained_like
 from facts.modules.networks import evaluating, output_layers
 from facts.parts.base import Part
 
@@ -155,6 +155,9 @@ def select_layers(
         taken = [name for name in candidates if name not in reasons and name not in pointwise]
         reasons = dict.fromkeys(pointwise, POINTWISE) | reasons
     skipped = {name: reasons[name] for name in candidates if name not in taken}
+    if not taken and any(isinstance(module, LowRankLayer) for module in model.modules()):
+        name = type(model).__name__
+        raise ValueError(f"the layers of this {name} are low-rank already: compress the original to a smaller budget")
     if not taken:
         why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise ValueError(

@@ -58,7 +58,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     problem, search = result.problem, result.search
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
-    calibration, folder = problem.calibration, target_folder(Path(folder), keep=False)
+    calibration, folder = problem.calibration, target_folder(Path(folder))
     refuse_unsavable(calibration.model)
     with without_autocast(problem.device):
         decompositions = calibration.decompositions(problem.estimator)
@@ -99,7 +99,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         information=far.mean / far.share if (far := result.summary.distance) and far.share else None,
     )
     with replacing(folder / ELASTIC) as path:
-        path.write_text(content.text())
+        path.write_text(content.text(), encoding="utf-8")
     write_card(folder, folder.resolve().name)
 
 

@@ -26,7 +26,7 @@ from facts.saving.recipes import build_recipe, published_settings, read_recipe
 from facts.saving.structure import apart, convert, misfits, read_header, refuse_wrong_values
 from facts.search.budget import Budget
 from facts.utils.files import at_home
-from facts.utils.hub import REPOSITORY, offline
+from facts.utils.hub import REPOSITORY, offline, refusal
 
 DATA = ["model.safetensors", "elastic.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]  # fetched from the Hub
 DENSE_PER_SAVED = 16  # far more parameters than any network registers per tensor in its file
@@ -129,7 +129,7 @@ def _folder(source: Path | str, revision: str | None, token: str | None) -> Path
         )
         return Path(path)
     except OSError as error:
-        reason = " ".join(str(error).split())
+        reason = refusal(error, str(source)) or " ".join(str(error).split())
         raise FileNotFoundError(f"{source} is not a folder, and no repository could be read: {reason}") from error
 
 

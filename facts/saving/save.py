@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi, ModelCardData, constants
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from safetensors.torch import save_file
 from tabulate import tabulate
 from timm.models.vision_transformer import VisionTransformer
@@ -28,7 +28,7 @@ from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEI
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import FLOATS, layouts_of, refuse_unsavable, saved_tensors, types_of_buffers
 from facts.utils.files import at_home, replacing, writable_folder
-from facts.utils.hub import REPOSITORY, answers
+from facts.utils.hub import REPOSITORY, answers, refusal
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -115,16 +115,17 @@ def _describe(folder: Path, manifest: Manifest) -> None:
     write_card(folder, folder.resolve().name)
 
 
-def target_folder(path: Path, keep: bool = True) -> Path:
-    """Create `path` if necessary. Raises `OSError` if it cannot be written, or holds anything but a saved network.
+def target_folder(path: Path) -> Path:
+    """Expand `~` and check a folder, which the first file creates.
 
-    A model card, as fetched by `push_to_hub`, and hidden files may be there already. Unless `keep`, nothing is created.
+    Raises `OSError` if it cannot be written, or holds anything but a saved network.
+    A model card, as fetched by `push_to_hub`, and hidden files may be there already.
     """
     path = at_home(path)
     is_new = path.is_dir() and not (path / MANIFEST).is_file()
     if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
         raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")
-    return writable_folder(path, keep)
+    return writable_folder(path, keep=False)
 
 
 def write_card(folder: Path, source: str) -> None:
@@ -204,7 +205,7 @@ def push_to_hub(
 
     `metrics` is as in `save_compressed`; `token` needs write access (default: the one from `hf auth login`). A model
     card that was edited there is kept. Raises `ValueError` for a name of any other form, `ConnectionError` if the hub
-    does not answer, and huggingface_hub's `OSError` if it refuses.
+    does not answer, and `PermissionError` if it refuses.
     """
     _refuse_no_result(result, "push_to_hub")
     if not REPOSITORY.fullmatch(repository):
@@ -212,12 +213,15 @@ def push_to_hub(
     if not answers():
         raise ConnectionError(f"{constants.ENDPOINT} does not answer, so nothing was pushed: try again when it does")
     hub = HfApi(token=token)
-    address = hub.create_repo(repository, private=private, exist_ok=True)
-    with TemporaryDirectory(prefix="facts-") as folder:
-        with suppress(EntryNotFoundError):  # `write_card` keeps an edited card
-            hub.hf_hub_download(repository, CARD, local_dir=folder)
-        save_compressed(result, folder, metrics)
-        write_card(Path(folder), repository)
-        outdated = [LOADER, "elastic.*"]  # if an earlier network had them and this one lacks them
-        hub.upload_folder(repo_id=repository, folder_path=folder, delete_patterns=outdated)
+    try:
+        address = hub.create_repo(repository, private=private, exist_ok=True)
+        with TemporaryDirectory(prefix="facts-") as folder:
+            with suppress(EntryNotFoundError):  # `write_card` keeps an edited card
+                hub.hf_hub_download(repository, CARD, local_dir=folder)
+            save_compressed(result, folder, metrics)
+            write_card(Path(folder), repository)
+            outdated = [LOADER, "elastic.*"]  # if an earlier network had them and this one lacks them
+            hub.upload_folder(repo_id=repository, folder_path=folder, delete_patterns=outdated)
+    except HfHubHTTPError as error:
+        raise PermissionError(f"nothing was pushed: {refusal(error, repository)}") from error
     return str(address)

@@ -14,6 +14,7 @@ from facts.modules.networks import tensors_of
 from facts.utils.batches import described
 
 MOST_HEADER = 2**23  # bytes
+RESERVED = "__metadata__"
 FLOATS = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
@@ -34,6 +35,8 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
 def refuse_unsavable(model: nn.Module) -> None:
     """Raises `ValueError` for a tensor of a type, layout or value that safetensors or the manifest cannot hold."""
     saved = tensors_of(model)
+    if RESERVED in saved:
+        raise ValueError(f"safetensors keeps the name {RESERVED} for itself: rename this tensor of the network")
     for name, tensor in (saved | unsaved_buffers(model)).items():
         plain = not is_traceable_wrapper_subclass(tensor.data) and tensor.layout == torch.strided and not tensor.is_meta
         if tensor.dtype not in DTYPES.values() or not plain:

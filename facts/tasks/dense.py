@@ -270,7 +270,7 @@ class Coco(DensePrediction):
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        return tuple(category["name"] for category in json.loads(self._annotations("val").read_text())["categories"])
+        return tuple(category["name"] for category in json.loads(self._annotations("val").read_bytes())["categories"])
 
     def _annotations(self, split: Split) -> Path:
         path = Path(self.root) / "annotations" / f"instances_{split}2017.json"

@@ -10,7 +10,7 @@ import os
 import pickle
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,10 @@ from facts.utils.progress import hide_displays
 T = TypeVar("T")
 
 MOST_WORKERS = 16
+QUOTAS = (  # of microseconds in a period, by version 2 and 1 of control groups
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
 LONGEST_WAIT = timedelta(days=2)  # long enough for a rank search on the main rank; a dead process is noticed sooner
 
 
@@ -181,9 +185,19 @@ def processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
+def num_processors() -> int:
+    """Number of processors that this process may use: those of its affinity, within its container's quota."""
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in QUOTAS:
+        with suppress(OSError, ValueError):  # there is none, or it is `max`
+            quota, period = map(int, " ".join(Path(file).read_text() for file in files).split())
+            number = min(number, -(-quota // period)) if quota > 0 else number
+    return number
+
+
 def loader_workers(wanted: int | None) -> int:
     """Number of workers for a loader: as wanted, or this process's share of the processors, up to 16."""
     if wanted is not None:
         return wanted
-    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, able // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))  # set by torchrun
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
+    return max(1, min(MOST_WORKERS, num_processors() // sharing))

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -24,14 +24,20 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a stand-in for `path`, in a temporary folder next to it, which becomes `path` if the block succeeds.
 
-    Other files there, to which the stand-in may refer, move along, before it. If the block fails, all are removed.
+    Other files there, to which the stand-in may refer, move along, before it. If the block fails, all are removed, and
+    folders that this has created.
     Raises an `OSError` that says what to do if the folder cannot be written or the disk is full.
     """
+    new = _missing(path.parent)
     folder = writable_folder(path.parent)
     path = folder / path.name
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file")
-    with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
+    with (
+        without_empty(new),
+        needing_room(path),
+        tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary,
+    ):
         staged = Path(temporary) / path.name
         staged.touch()
         mode = staged.stat().st_mode
@@ -45,6 +51,24 @@ def replacing(path: Path) -> Iterator[Path]:
             path.unlink(missing_ok=True)  # an older one must not refer to newer files if this is interrupted
         for file in (*others, staged):
             file.replace(folder / file.name)
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Folders that have to be created, the innermost first."""
+    folder = at_home(folder)
+    return [each for each in (folder, *folder.parents) if not each.exists()]
+
+
+@contextmanager
+def without_empty(folders: list[Path]) -> Iterator[None]:
+    """Remove those of these folders that are empty if the block fails."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in folders:
+                each.rmdir()
+        raise
 
 
 @contextmanager
@@ -85,7 +109,7 @@ def writable_folder(path: Path, keep: bool = True) -> Path:
     Unless `keep`, this is only tried: a folder that was created is removed again.
     """
     path = at_home(path)
-    new = [each for each in (path, *path.parents) if not each.exists()]
+    new = _missing(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

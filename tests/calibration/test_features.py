@@ -8,9 +8,18 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.outputs import output_kind
+from facts.calibration.data import as_batches
+from facts.calibration.outputs import default_error, distance, output_kind
 from facts.cost.probe import Probe
-from facts.moments.losses import SampledFeatures, SquaredError, features_last, kl_divergence, scales_of, squared_error
+from facts.moments.losses import (
+    SampledFeatures,
+    SquaredError,
+    binary_kl_divergence,
+    features_last,
+    kl_divergence,
+    scales_of,
+    squared_error,
+)
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"image_size": 16, "patch_size": 8}
@@ -69,6 +78,36 @@ def test_labels_or_the_argument_decide_first():
     assert isinstance(facts.prepare(headless, [(images()[0], labels)]).output_error, SquaredError)
     with pytest.raises(ValueError, match="give it or loss=, not both"):
         facts.prepare(flat, images(), outputs="features", loss=lambda outputs, targets: outputs.sum())
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_the_network_says_how_its_outputs_are_read(tmp_path, problem, has_labels):
+    """Also after it was saved."""
+    transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
+    config = transformers.ViTConfig(**SIZES, num_labels=4, problem_type=problem)
+    model, labels = transformers.ViTForImageClassification(config).eval(), (torch.rand(16, 4) < 0.4).float()
+    data = [(images()[0], labels)] if has_labels else images()
+    result = facts.compress(model, data, estimator="pela", search="uniform", ratio=0.6)
+    facts.save_compressed(result, tmp_path / "network")
+    loaded = default_error(facts.load_compressed(tmp_path / "network").model, as_batches(images(), model))
+    for error in (result.output_error, loaded):
+        if problem == "regression":
+            assert isinstance(error, SquaredError)
+        else:  # a softmax does not see that all logits are shifted
+            assert error is binary_kl_divergence and error(labels, labels - 4) > 1
+    with pytest.raises(ValueError, match="give one for each output"):
+        facts.prepare(model, [(images()[0], torch.zeros(16).long())]).collect([facts.estimators.FACTS()])
+
+
+def test_constant_chances_of_each_label_lose_all_information():
+    class Constant(nn.Linear):
+        def forward(self, x):
+            return linear(inputs).sigmoid().mean(0).logit().expand(len(x), -1)
+
+    linear, inputs = nn.Linear(5, 3).double(), torch.randn(20, 5).double()
+    found = distance(linear, Constant(5, 3), [(inputs, None)], binary_kl_divergence, torch.float32)
+    assert found.share == pytest.approx(1)
 
 
 def test_the_loss_makes_up_the_gauss_newton_matrix(monkeypatch):

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import facts
 from facts.calibration.data import as_batches, divide, num_held_out
@@ -129,6 +129,23 @@ def test_data_that_change_from_pass_to_pass(caplog):
     shuffled = DataLoader(TensorDataset(images, labels), 16, shuffle=True, generator=order)
     with caplog.at_level(logging.WARNING):
         facts.compress(make_model(), shuffled)
+    assert "the data differ from pass to pass" in caplog.text
+
+
+class Augmented(Dataset):
+    """Samples that change at random, as the first batch does not: a loader's order is drawn with the same seed."""
+
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, number):
+        image, label = image_batches([1])[0]
+        return image[0] + torch.rand(1) * 1e-3, label[0]
+
+
+def test_random_augmentation_is_noticed_after_the_first_batch(caplog):
+    with caplog.at_level(logging.WARNING):
+        facts.compress(make_model(), DataLoader(Augmented(), 16))
     assert "the data differ from pass to pass" in caplog.text
 
 

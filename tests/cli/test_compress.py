@@ -51,6 +51,16 @@ def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
     assert len(targets) == 5 and given["sensitivity"] is None
 
 
+def test_what_cannot_be_printed_is_saved(run, compressed, photos, tmp_path, monkeypatch):
+    def failing(result):
+        raise ValueError("this terminal prints nothing")
+
+    monkeypatch.setattr(facts.CompressionResult, "__str__", failing)
+    for name, *options in (["compress", *VIT], ["recover", compressed[1], "--weights", "random", "--minutes", 0.01]):
+        run(name, *options, "--data", photos, "--num-workers", 0, "--out", tmp_path / name, code=1)
+        assert facts.load_compressed(tmp_path / name)
+
+
 @pytest.mark.system
 def test_the_original_teaches_the_result(run, photos, tmp_path, caplog):
     out = tmp_path / "vit"

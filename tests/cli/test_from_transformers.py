@@ -189,6 +189,12 @@ def test_networks_that_are_not_whole(run, language_model, texts, tmp_path, monke
     data = ("--data", texts / "test.txt")
     (tmp_path / "config.json").write_text("{")
     assert "config.json is damaged" in run("evaluate", tmp_path, *data, code=1).output
+    for text, message in (
+        ('{"architecture": "vit_x", "num_classes": 3}', "name the network timm/vit_x --weights "),
+        ('["ViT"]', "is not transformers', which has a model_type: give the folder of such a network"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        assert message in run("evaluate", tmp_path, *data, code=1).output
     (tmp_path / "config.json").write_bytes((language_model / "config.json").read_bytes())
     result = run("evaluate", tmp_path, *data, code=1)
     assert "no checkpoint" in result.output and "model.safetensors" in result.output

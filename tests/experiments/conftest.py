@@ -32,8 +32,8 @@ def every_extra(without_module):
 def command(monkeypatch, capsys, tmp_path):
     """A function from the main function of a command and its overrides to what it prints."""
 
-    def call(main, *overrides: str) -> str:
-        own = [f"results={tmp_path}", "tracking=off", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    def call(main, *overrides: str, results: object = tmp_path) -> str:
+        own = [f"results={results}", "tracking=off", "hydra/job_logging=none", "hydra/hydra_logging=none"]
         monkeypatch.setattr(sys, "argv", ["command", *overrides, *own])
         main()
         return capsys.readouterr().out

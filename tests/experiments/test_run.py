@@ -4,7 +4,10 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ import torch
 import experiments.methods
 import experiments.runner
 from experiments.cell import Cell
+from experiments.config import LAUNCHERS
 from experiments.mini import CHECKPOINTS
 from experiments.mini.digits import Digits
 from experiments.record import read_record, read_records, write_record
@@ -144,13 +148,17 @@ def test_a_record_has_the_recipes_of_its_own_profile(cell_config):
 
 
 @pytest.mark.system
-def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(command, tmp_path):
+def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(command, tmp_path, monkeypatch):
     small = ["model.mini.weights=random", "task.mini.num_calibration=64"]
-    printed = command(main, "-m", "estimator=pela", "ratio=0.4,0.5", *small)
+    monkeypatch.chdir(tmp_path)
+    given = ("-m", "estimator=pela", "ratio=0.4,0.5", "hydra.job.chdir=true", *small)
+    printed = command(main, *given, results="'.'")
     top1 = {record.config["ratio"]: record.metrics["top1"] for record in read_records(tmp_path / "mini/records")}
     for ratio in (0.4, 0.5):
         assert re.search(rf"ratio={ratio} +│ +{top1[ratio]:.4g} ", printed)
-    assert f"Records: {tmp_path / 'mini/records'}" in printed
+    assert "Records: mini/records" in printed
+    where = command(main, "--cfg", "all", "--package", "hydra.sweep.dir", "--resolve", results="'~/mine'")
+    assert where.strip() == str(Path.home() / "mine/mini/sweep")
     for override, message in (("seed=range(3,3)", "the sweep has no runs: "), ("ratio=1,2", ".*ratio=2.*: ratio is ")):
         with pytest.raises(SystemExit, match=rf"^error: {message}"):
             command(main, "-m", override)
@@ -164,14 +172,22 @@ def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(comm
         ("estimator=factss", r"estimator/factss is not one of asvd, .* \(did you mean facts\?\)"),
         ("estimator.shrinkage_raw=0.5", r"there is no field estimator\.shrinkage_raw; its group has .*shrinkage_row, "),
         ("serach=cors", r"there is no field serach; there are .* \(did you mean search\?\)"),
+        ("results=~/mine", r"results=~/mine cannot be read \(.*\): quote a value with special characters twice"),
+        ("hydra/launcher=gone", r"hydra/launcher/gone is not installed: pip install -e '\.\[sweep\]'"),
         ("ratio=half", r"Error merging override ratio=half: Value 'half' of type 'str' could not be converted"),
         ("ratio=0.4,0.5", r"Ambiguous value for argument 'ratio=0.4,0.5'; .*key=\[value1,value2\]"),
     ],
 )
-def test_a_command_line_that_cannot_be_composed_ends_with_one_line(command, override, message):
+def test_a_command_line_that_cannot_be_composed_ends_with_one_line(command, override, message, monkeypatch):
+    monkeypatch.setitem(LAUNCHERS, "gone", "sweep")
     with pytest.raises(SystemExit, match=f"^error: {message}") as caught:
         command(main, override)
     assert "\n" not in str(caught.value)
+
+
+def test_sweeps_are_read_without_asserts():
+    read = "from experiments.config import OverridesParser as O; print(O.create().parse_overrides(['a=range(0,2)']))"
+    subprocess.run([sys.executable, "-O", "-c", read], check=True)
 
 
 @pytest.mark.system

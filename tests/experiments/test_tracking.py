@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from experiments.config import Tracking
+from experiments.config import Tracking, composed
 from experiments.grid import GridCell
 from experiments.output.results import show
 from experiments.output.tracking import tracked
@@ -89,6 +89,35 @@ def test_tags_are_as_short_as_tags_must_be(tmp_path, runs):
     with tracked(Tracking(mode="offline"), tmp_path, "id", tags=["a" * 100, "b"]):
         pass
     assert runs[0].start["tags"] == ["a" * 64, "b"]
+
+
+@pytest.mark.parametrize(
+    ("override", "environment", "mode"),
+    [
+        ("", {}, "offline"),
+        ("", {"WANDB_MODE": "disabled"}, "disabled"),
+        ("", {"WANDB_MODE": "dryrun"}, "offline"),
+        ("", {"WANDB_DISABLED": "true"}, "disabled"),
+        ("tracking=offline", {"WANDB_MODE": "disabled"}, "offline"),  # chosen by somebody
+    ],
+)
+def test_the_environment_chooses_if_nobody_else_does(composing, monkeypatch, override, environment, mode):
+    for name, value in {**environment, "WANDB_PROJECT": "mine"}.items():
+        monkeypatch.setenv(name, value)
+    with composing():
+        tracking = composed(*override.split()).tracking
+    assert (tracking.mode, tracking.project, tracking.group) == (mode, "mine", None)
+
+
+def test_one_offline_run_of_an_id_is_left(tmp_path):
+    """A sync would upload all, in any order."""
+    older, other = (tmp_path / f"wandb/offline-run-20200101_000000-{name}" for name in ("id", "other-id"))
+    for folder in (older, other):
+        folder.mkdir(parents=True)
+    with tracked(Tracking(mode="offline"), tmp_path, "id", tags=[]):
+        assert older.exists()
+    (left,) = {*(tmp_path / "wandb").glob("offline-run-*")} - {other}
+    assert left.name.endswith("-id") and left != older
 
 
 EXPERIMENT = OmegaConf.structured(demo(axis_title="Ratio", figure="ablation", rows={"a": [], "b": [], "c": []}))

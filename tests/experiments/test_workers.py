@@ -21,10 +21,10 @@ import experiments.report
 import experiments.reproduce
 import experiments.workers
 from experiments.config import CONF, Experiment
-from experiments.grid import GridCell
+from experiments.grid import GridCell, warn_of_misspelt_metrics
 from experiments.runner import alone, beside_others
 from experiments.workers import finished, reason_of, run_grids, warn_of_unknown_metrics
-from tests.records import make_record
+from tests.records import demo, make_record
 
 
 def cell(experiment: str, network: str, row: str) -> GridCell:
@@ -85,6 +85,12 @@ def test_a_metric_that_no_cell_of_the_first_network_has_is_named_before_the_othe
     del place.config.experiment.metrics.topp
     warn_of_unknown_metrics(part)
     assert not caplog.text
+
+
+def test_a_metric_that_is_much_like_one_of_ours_is_named_before_any_work(composing, caplog):
+    with composing():
+        warn_of_misspelt_metrics([demo(metrics={"top_1": "Top-1", "gflops": "GFLOPs", "carbon": "CO2"})])
+    assert caplog.messages == ["demo: no table of ours has the metric top_1: is top1 meant?"]
 
 
 def test_an_error_in_code_is_told_with_its_type_and_place_and_one_of_the_user_without():

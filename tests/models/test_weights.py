@@ -122,7 +122,7 @@ def test_offline_the_repository_and_what_to_do_are_named(monkeypatch, tmp_path):
     error = LocalEntryNotFoundError("no connection\nand a page of advice")
     monkeypatch.setattr(weights, "hf_hub_download", Mock(side_effect=error))
     repository = "timm/deit_small_patch16_224.fb_in1k"
-    with pytest.raises(FileNotFoundError, match=rf"{repository} could not be fetched\. Connect .*folder"):
+    with pytest.raises(FileNotFoundError, match=rf"{repository} could not be fetched: connect .*folder"):
         TimmModel(tag="deit_small_patch16_224").build()
 
 

@@ -14,7 +14,7 @@ from facts.modules.linear_calls import (
     is_pointwise,
     with_linear_layers,
 )
-from tests.networks import relative_error, same_weights
+from tests.networks import make_model, relative_error, same_weights
 
 N, T, S, HEADS, DIM = 3, 5, 7, 4, 24
 
@@ -116,5 +116,8 @@ def test_taken_where_there_is_no_linear_layer(batches):
     model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 12, 1), nn.Flatten(), nn.LazyLinear(4))
     model(batches[0][0])
     assert list(facts.compress(model, batches).plan) == ["0.linear", "2.linear"]
+    low_rank = facts.compress(make_model(), estimator="pela", ratio=0.5).model
+    with pytest.raises(ValueError, match="are low-rank already: compress the original to a smaller budget"):
+        facts.compress(low_rank, estimator="pela", ratio=0.5)
     with pytest.raises(ValueError, match="Sequential has no layer to compress: 0: it is a 1x1 convolution"):
         facts.compress(model, batches, layers="linear")

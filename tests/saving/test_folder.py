@@ -28,6 +28,7 @@ from facts.saving.manifest import MANIFEST, WEIGHTS
 from facts.saving.save import CARD
 from facts.utils.cache import Cache
 from facts.utils.files import replacing
+from tests.disk import room_for
 from tests.networks import image_batches, make_image_classifier, make_model
 from tests.saving.edits import tensor
 from tests.saving.setting import TIMM, assert_same, compressed, from_recipe, from_timm, mini_mambavision
@@ -226,6 +227,19 @@ def test_buffers_and_states_of_any_kind(given, tmp_path, caplog):
     assert loaded(x).equal(result.model(x)) and loaded.table.dtype == given[0].dtype
     lost = any(isinstance(each, dict) for each in given)
     assert ("_extra_state, a dict, is not saved: only the dense network can bring it" in caplog.text) == lost
+
+
+def test_a_name_that_safetensors_keeps_for_itself(tmp_path):
+    network = nn.Sequential(nn.Linear(16, 16))
+    network.register_buffer("__metadata__", torch.zeros(1))
+    with pytest.raises(ValueError, match="safetensors keeps the name __metadata__ for itself: rename this tensor"):
+        facts.save_compressed(compressed(network, (16,), layers=["0"]), tmp_path / "new")
+
+
+def test_a_full_disk_leaves_no_folder(saved, tmp_path):
+    with room_for(1000), pytest.raises(OSError, match="no room for"):
+        facts.save_compressed(saved[0], tmp_path / "new" / "network")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("table", [torch.ones(16, dtype=torch.complex128), torch.eye(16).to_sparse()])

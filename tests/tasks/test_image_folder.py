@@ -3,11 +3,13 @@
 import logging
 import os
 
+import numpy as np
 import pytest
 import timm
 import torch
 
 from facts.tasks import ImageFolder
+from facts.tasks.classification.base import halves
 from facts.tasks.classification.files import synsets
 from tests.cli.conftest import write_images
 
@@ -34,25 +36,26 @@ class TestParts:
     def test_images_without_parts_are_divided(self, tmp_path):
         photos = task(write_images(tmp_path / "photos", number=5))
         training, evaluation = photos.training_images.names, photos.validation_images.names
-        assert (len(training), len(evaluation)) == (8, 7)
+        assert (len(training), len(evaluation)) == (9, 6)  # of each class, half calibrates, rounded up
         assert not {*training} & {*evaluation}
         assert evaluation == task(photos.root, seed=1).validation_images.names
         chosen = [task(photos.root, seed=seed, num_calibration=5).chosen_indices()["calibration"] for seed in (0, 1)]
         assert chosen[0] != chosen[1] and [len(each) for each in chosen] == [5, 5]
-        assert len(photos.chosen_indices()["calibration"]) == 8
+        assert len(photos.chosen_indices()["calibration"]) == 9
 
-    @pytest.mark.parametrize("name", ["val", "validation", "test"])
-    def test_parts_are_taken_as_they_are_and_one_alone_is_divided(self, tmp_path, name):
+    @pytest.mark.parametrize("name", ["val", "valid", "validation", "dev", "eval", "test", "Testing"])
+    def test_parts_are_taken_as_they_are_and_one_alone_is_divided(self, tmp_path, name, caplog):
         write_images(tmp_path / name, classes=("fox",), number=2, seed=1)
         alone = task(tmp_path)
         assert (len(alone.training_images), len(alone.validation_images), alone.classes) == (1, 1, ["fox"])
         write_images(tmp_path / "train", number=3)
-        write_images(tmp_path, ("notes",))
+        write_images(tmp_path / "notes", ("notes",))
         photos = task(tmp_path)
         assert {path.split("/")[0] for path in photos.training_images.names} == {"train"}
         assert {path.split("/")[0] for path in photos.validation_images.names} == {name}
         assert photos.inspect().startswith("9 images to calibrate on, 2 to evaluate on, 3 classes")
         assert labels(photos.evaluation(network(3))) == [2, 2]  # though the other classes are missing there
+        assert "4 files and folders at " in caplog.text and "4 in notes/ (notes/notes/0.png, " in caplog.text
 
     def test_a_class_may_be_called_like_a_part(self, tmp_path):
         root = write_images(tmp_path / "vehicles", ("bus", "car", "test"))
@@ -107,10 +110,11 @@ class TestTables:
         (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows, ""]))
         return tmp_path
 
-    def test_images_and_labels_are_those_listed_in_this_order(self, root):
+    def test_images_and_labels_are_those_listed_in_this_order(self, root, caplog):
         photos, model = task(root), network(10)
         assert photos.training_images.names == ["calibration/1.png", "calibration/0.png"]
         assert [labels.tolist() for _, labels in photos.evaluation(model)] == [[2, 9]]
+        assert "left out: 2 not in labels.csv (calibration/2.png, validation/1.png)" in caplog.text
         assert photos.evaluate(model)["top1"] in (0, 50, 100)
         with pytest.raises(ValueError, match=r"labels.csv has labels up to 9, and those of the network end at 8"):
             photos.evaluation(network(9))
@@ -158,9 +162,31 @@ def test_what_only_has_the_name_of_an_image_is_left_out(tmp_path, caplog):
     (photos.root / "fox" / "link.jpg").symlink_to("gone")
     (photos.root / "fox" / "._0.png").write_bytes(b"what macOS adds")
     (photos.root / "0.png").write_bytes(b"of no class")
+    (photos.root / "fox" / "notes.txt").touch()
     assert labels(photos.evaluation(network(3))) == [0] * 4 + [1] * 4 + [2] * 4
-    assert "3 of 15 images are left out, repair or remove these broken links, folders or pipes: " in caplog.text
-    assert "cat/pipe.png, " in caplog.text and "1 images beside the class folders in " in caplog.text
+    (line,) = caplog.messages
+    kinds = ["5 files and folders at ", "2 broken links or pipes (cat/pipe.png, fox/link.jpg)", "1 named *.txt"]
+    kinds += ["1 empty or unreadable folders (dog/folder.jpg)", "1 beside the class folders (0.png)"]
+    assert all(kind in line for kind in kinds)
+
+
+def test_folders_in_class_folders_belong_to_the_class(tmp_path):
+    """Also by links, which may lead around in a circle."""
+    root = write_images(tmp_path / "photos", ("cat", "dog/2023", "dog/2024/june"))
+    (root / "dog" / "circle").symlink_to(root)
+    (root / "dog" / "itself.png").symlink_to("itself.png")
+    (root / "fox").symlink_to(write_images(tmp_path / "elsewhere", ("fox",)) / "fox")
+    photos = task(root, whole=True)
+    assert photos.classes == ["cat", "dog", "fox"]
+    assert labels(photos.evaluation(network(3))) == [0] * 4 + [1] * 8 + [2] * 4
+
+
+def test_each_class_is_halved():
+    """One image of a class calibrates; if no class has two, halves are of all."""
+    labels = np.array([3, 0, 1, 0, 1, 2, 1])
+    first, others = halves(labels)
+    assert sorted([*first, *others]) == [*range(7)] and sorted(labels[first]) == [0, 1, 1, 2, 3]
+    assert sorted(map(len, halves(np.arange(5)))) == [2, 3]
 
 
 @pytest.mark.parametrize(("names", "is_clear"), [([*"012"], True), (["2", "10"], False), (["02", "10"], True)])

@@ -71,6 +71,9 @@ def test_staged_files_move_together_or_not_at_all(tmp_path):
         staged.write_text("third")
         1 / 0  # noqa: B018
     assert contents(folder) == {"a.onnx": "second", "a.data": "second"}
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "new" / "folder" / "a.onnx"):
+        1 / 0  # noqa: B018
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_move_that_ends_in_between_mixes_no_files(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from facts.estimators.base import TAKE_TWO_SIDED, TwoSidedEstimator
-from facts.moments.losses import kl_divergence
+from facts.moments.losses import DIVERGENCES
 from facts.parts import Part
 from facts.search.base import RANGE, AllocationProblem, Profile, SearchResult
 from facts.search.fisher import Labels, exact_profiles, kronecker_profile
@@ -48,7 +48,7 @@ class CoRSFisher(MILPSearch):
         offered = _at(profiles, problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS)))
         plan, solution = self.best_plan(problem, offered)
         shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
-        is_divergence = self.labels == "sampled" and problem.calibration.output_error is kl_divergence
+        is_divergence = self.labels == "sampled" and problem.calibration.output_error in DIVERGENCES
         predicted = solution.error if is_divergence else None
         return SearchResult(plan, solution, shown, predicted=predicted, offered=offered)
 

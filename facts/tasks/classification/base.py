@@ -82,6 +82,21 @@ def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tenso
     return [order[(start <= place) & (place < end)] for start, end in itertools.pairwise(ends)]
 
 
+def halves(labels: np.ndarray) -> tuple[list[int], list[int]]:
+    """Sorted indices of a random half of each class, rounded up, and of all others.
+
+    If no class has two samples, they are halves of all.
+    """
+    if len(np.unique(labels)) == len(labels):
+        labels = np.zeros_like(labels)
+    order = shuffled(len(labels), 0).numpy()
+    order = order[np.argsort(labels[order], kind="stable")]
+    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    places = np.arange(len(labels)) - np.repeat(starts, counts)  # within each class
+    is_first = 2 * places < np.repeat(counts, counts)
+    return sorted(order[is_first].tolist()), sorted(order[~is_first].tolist())
+
+
 def evaluate_features(
     model: nn.Module,
     original: nn.Module,

@@ -5,8 +5,9 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -23,7 +24,9 @@ from facts.utils.options import needing
 if TYPE_CHECKING:
     from datasets import Dataset
 
-TRAINING, EVALUATION = ("train", "calibration"), ("val", "validation", "test")  # names of parts
+TRAINING = ("calibration", "train", "training")  # names of parts; the first that is there is taken
+EVALUATION = ("val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing")
+ENDINGS = (*IMG_EXTENSIONS, ".avif", ".gif", ".jfif", ".jpe")
 TABLE = "labels.csv"
 LARGEST_LABEL = 1_000_000  # each class up to it gets a name
 SAVED = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
@@ -121,58 +124,119 @@ class Rows(ImageFiles):
 class Found:
     """The images of each part of a folder or data set, by its name. A label is a position in `classes`.
 
-    If they are `numbered`, positions are the network's own labels.
+    If they are `numbered`, positions are the network's own labels. Names that are `left_out` are grouped by the reason.
     """
 
     parts: Mapping[str, ImageFiles]
     classes: list[str]
     numbered: bool = False
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def in_use(self, source: Path) -> "Found":
+        """Keep the part to calibrate on and the first with labels to evaluate on, and warn of all that is left out."""
+        named = [*self.parts]
+        if len(named) > 1:
+            named = [name for name in (*TRAINING, *EVALUATION) if name in self.parts]
+        if not named or not len(self.parts[named[0]]):
+            raise ValueError(f"{source} has the splits {', '.join(self.parts)}, and no images in train: name a split")
+        others = {name: self.parts[name] for name in EVALUATION if name in self.parts and name != named[0]}
+        judging = [name for name, files in others.items() if len(files) and (files.labels >= 0).all()][:1]
+        kept = {name: self.parts[name] for name in (named[0], *judging)}
+        unused = {f"in {name}": files.names for name, files in self.parts.items() if name not in kept}
+        if left_out := {kind: names for kind, names in {**self.left_out, **unused}.items() if names}:
+            total = sum(map(len, left_out.values()))
+            log.warning("%s files and folders at %s are left out: %s", f"{total:,}", source, summed_up(left_out))
+        return replace(self, parts=kept)
 
 
 def find_images(source: Path) -> Found:
-    """Find the images in a folder or data set. Raises `ValueError` or an `OSError` if there are none."""
+    """Find the images to calibrate on, and those to evaluate on if they are apart; a warning counts all others.
+
+    Raises `ValueError` or an `OSError` if there are none.
+    """
+    return _found(source).in_use(source)
+
+
+def _found(source: Path) -> Found:
     if is_dataset(source):
         data = splits_of(source)
         label = columns_of(first := next(iter(data.values())), source)[1]
         classes = list(first.features[label].names) if label else []
-        return Found({name: Rows.of(split, name, source) for name, split in data.items()}, classes)
+        return Found({name.lower(): Rows.of(split, name, source) for name, split in data.items()}, classes)
     if not source.is_dir():
         raise FileNotFoundError(f"no folder {source}: give one that holds a folder of images for each class")
     return _listed(source) if (source / TABLE).is_file() else _in_folders(source)
 
 
 def _in_folders(root: Path) -> Found:
-    """Find images in class folders; without any, in the parts of `root` or in `root` itself."""
-    found = {path.name.lower(): path for path in _folders_in(root)}  # `Train` is `train`
-    others = found.keys() - {*TRAINING, *EVALUATION}
-    found = {name: path for name, path in found.items() if not others or _folders_in(path)}
-    chosen = [next((name for name in names if name in found), None) for names in (TRAINING, EVALUATION)]
-    folders = [found[name] for name in chosen if name] or [root]
-    named = (path for folder in folders for path in _folders_in(folder))
-    classes = sorted({path.name for path in named if any(map(_is_image, path.iterdir()))})
-    parts = {folder.name.lower(): _within(root, folder, classes) for folder in folders}
-    if empty := [folder for folder in folders if not len(parts[folder.name.lower()])]:
-        formats = ", ".join(IMG_EXTENSIONS)
-        raise ValueError(f"{empty[0]} holds no images ({formats}), nor do folders in it, or in `train` and `val`")
-    return Found(parts, classes)
+    """Find images in class folders and below them; without any, in the parts of `root` or in `root` itself.
 
-
-def _within(root: Path, folder: Path, classes: Sequence[str]) -> Files:
-    """Find the images in the class folders of a part of `root`; without classes, in the part itself.
-
-    Paths that are not regular files are skipped with a warning, since reading a pipe may never end.
+    Only regular files are read, since reading a pipe may never end.
     """
-    pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
-    found = [path for path in folder.glob(pattern) if _is_image(path)]
-    found = sorted(path for path in found if not classes or path.parent.name in positions)
-    paths = [path for path in found if path.is_file()]
-    if left_out := {*found} - {*paths}:
-        text = "%d of %d images are left out, repair or remove these broken links, folders or pipes: %s"
-        log.warning(text, len(left_out), len(found), first_few(map(str, left_out)))
-    if classes and (beside := sum(map(_is_image, folder.iterdir()))):
-        log.warning("%d images beside the class folders in %s are left out", beside, folder)
-    labels = np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64)
-    return Files([str(path.relative_to(root)) for path in paths], labels, root)
+    places = [path.relative_to(root) for path in sorted(_below(root)) if path != root]
+    tops = {place.parts[0].lower(): place.parts[0] for place in places if len(place.parts) > 1}  # `Train` is `train`
+    deep = {place.parts[0].lower() for place in places if len(place.parts) > 2}
+    named = deep if tops.keys() - {*TRAINING, *EVALUATION} else tops.keys()
+    chosen = [next((tops[name] for name in names if name in named), None) for names in (TRAINING, EVALUATION)]
+    folders = [name for name in chosen if name] or [""]
+    depth = 1 if folders == [""] else 2  # of an image in no class folder
+    images = [place for place in places if _is_image(place) and {"", place.parts[0]} & {*folders}]
+    classes = sorted({place.parts[depth - 1] for place in images if len(place.parts) > depth})
+    images = [place for place in images if len(place.parts) > depth or (len(place.parts) == depth and not classes)]
+    positions, parts = {name: label for label, name in enumerate(classes)}, dict[str, ImageFiles]()
+    for name in folders:
+        found = [place for place in images if name in ("", place.parts[0]) and (root / place).is_file()]
+        labels = np.array([positions.get(place.parts[depth - 1], 0) for place in found], dtype=np.int64)
+        parts[(name or root.name).lower()] = Files([*map(str, found)], labels, root)
+    used = {name for files in parts.values() for name in files.names}
+    left_out = _by_kind(root, (place for place in places if str(place) not in used), folders)
+    if empty := [folder for folder, files in zip(folders, parts.values(), strict=True) if not len(files)]:
+        formats = ", ".join(ENDINGS)
+        others = f"; left out: {summed_up(left_out)}" if left_out else ""
+        message = f"{root / empty[0]} holds no images ({formats}), nor do folders in it, or in `train` and `val`"
+        raise ValueError(message + others)
+    return Found(parts, classes, left_out=left_out)
+
+
+def _below(folder: Path, around: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yield all files below a folder, and folders without any that can be read; hidden ones are skipped.
+
+    Links are followed, except to a folder `around` them.
+    """
+    real, entries = os.path.realpath(folder), list[os.DirEntry]()
+    if real not in around:
+        with suppress(PermissionError) if around else nullcontext():
+            entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    if not entries:
+        yield folder
+    for entry in entries:
+        if os.path.isdir(entry.path):  # also of links in a circle
+            yield from _below(Path(entry.path), around | {real})
+        else:
+            yield Path(entry.path)
+
+
+def _by_kind(root: Path, places: Iterable[Path], folders: Sequence[str]) -> dict[str, list[str]]:
+    """Group what is left out of `folders` of `root` by where or what it is."""
+    kinds: dict[str, list[str]] = {}
+    for place in places:
+        if len(place.parts) > 1 and not {"", place.parts[0]} & {*folders}:
+            kind = f"in {place.parts[0]}/"
+        elif (root / place).is_dir():
+            kind = "empty or unreadable folders"
+        elif not (root / place).is_file():
+            kind = "broken links or pipes"
+        elif _is_image(place):
+            kind = "beside the class folders"
+        else:
+            kind = f"named *{place.suffix}" if place.suffix else "without an ending"
+        kinds.setdefault(kind, []).append(str(place))
+    return kinds
+
+
+def summed_up(left_out: Mapping[str, Sequence[str]]) -> str:
+    """Count names by kind, and give the first few."""
+    return "; ".join(f"{len(names):,} {kind} ({first_few(names)})" for kind, names in left_out.items())
 
 
 def _listed(root: Path) -> Found:
@@ -195,9 +259,12 @@ def _listed(root: Path) -> Found:
         raise ValueError(f"{root / TABLE} needs rows with labels from 0 on, at most {LARGEST_LABEL:,}")
     files, places = Files(names, labels, root), dict[str, list[int]]()
     for place, name in enumerate(names):
-        places.setdefault(name.partition("/")[0], []).append(place)
+        places.setdefault(name.partition("/")[0].lower(), []).append(place)
     parts = {name: files.selected(places[name]) for name in (*TRAINING, *EVALUATION) if name in places}
-    return Found(parts or {root.name: files}, [str(label) for label in range(labels.max() + 1)], numbered=True)
+    used = {TABLE, *(os.path.normpath(name) for part in parts.values() or [files] for name in part.names)}
+    others = [name for path in sorted(_below(root)) if (name := str(path.relative_to(root))) not in used]
+    classes = [str(label) for label in range(labels.max() + 1)]
+    return Found(parts or {root.name: files}, classes, True, {f"not in {TABLE}": others})
 
 
 def is_dataset(source: Path | str) -> bool:
@@ -260,7 +327,10 @@ def find_imagenet(root: Path, split: Literal["train", "val"]) -> ImageFiles:
             f'Unpack the original tar files in place: python -c "{UNPACK.format(str(root))}"'
         )
     folder = root / split
-    names = sorted(f"{path.parent.name}/{path.name}" for path in folder.glob("[!.]*/*") if _is_image(path))
+    found = [f"{path.parent.name}/{path.name}" for path in folder.glob("[!.]*/[!.]*")]
+    names = sorted(name for name in found if _is_image(Path(name)))
+    if len(names) < len(found):
+        log.warning("%s of %s files in %s are no images and left out", len(found) - len(names), len(found), folder)
     return Files(names, _labels_of_imagenet(names, folder), folder, may_change=False)  # a million files
 
 
@@ -310,11 +380,6 @@ def first_few(names: Iterable[str]) -> str:
     return ", ".join([first, *more[:2]]) + (", ..." if more[2:] else "")
 
 
-def _folders_in(folder: Path) -> list[Path]:
-    """Subfolders that are not hidden."""
-    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-
-
 def _is_image(path: Path) -> bool:
     """Whether the name is that of an image, and not hidden, as what macOS puts next to each."""
-    return path.suffix.lower() in IMG_EXTENSIONS and not path.name.startswith(".")
+    return path.suffix.lower() in ENDINGS and not path.name.startswith(".")

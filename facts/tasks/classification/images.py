@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 
-from facts.modules.networks import is_transformers
+from facts.modules.networks import is_transformers, problem_of
+from facts.moments.losses import DECLARED
 from facts.tasks.base import NumberedBatches, chosen_indices_of, settings_of
 from facts.tasks.classification.base import (
     Batch,
     Classification,
     balanced,
     data_config,
+    halves,
     num_classes,
     preprocessing_key,
     processed_for,
 )
 from facts.tasks.classification.files import (
-    EVALUATION,
     TABLE,
-    TRAINING,
     Found,
     ImageFiles,
     find_imagenet,
@@ -233,20 +233,20 @@ class ImageNet(Images):
 
 @options
 class ImageFolder(Images):
-    """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
+    """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `valid`, `dev`, `test`, ...
 
-    The part for training may be called `calibration` too. A file `labels.csv` in `root`, with columns `file` and
-    `label`, can list the images, whose labels are then the network's own. `root` can also be a Hugging Face data set:
-    `hub:OWNER/DATASET`, optionally with `/CONFIGURATION` and `/SPLIT`, Parquet files, or the output of `save_to_disk`;
-    its columns are found by their types, `Image` and `ClassLabel`.
+    The part for training may be called `calibration` too. Folders in a class folder belong to the class. A file
+    `labels.csv` in `root`, with columns `file` and `label`, can list the images, whose labels are then the network's
+    own. `root` can also be a Hugging Face data set: `hub:OWNER/DATASET`, optionally with `/CONFIGURATION` and `/SPLIT`,
+    Parquet files, or the output of `save_to_disk`; its columns are found by their types, `Image` and `ClassLabel`.
 
-    Unless both parts exist, half of the images are held out for evaluation, the same half for every `seed`; with
+    Unless both parts exist, half of each class is held out for evaluation, the same half for every `seed`; with
     `whole`, all images serve both purposes. A folder named like a part is a class if it has no subfolders but other
-    folders next to it. Folders without images are ignored. A label is the index of the class, of folders in sorted
-    order; or among ImageNet's synsets, if the network has 1,000 classes and all classes are named by synset; or the
-    label of that name in a transformers model that has all the names. If the numbers of classes differ, images have no
-    labels and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper bounds; searches compare
-    outputs on images that are also used for the factors.
+    folders next to it. A warning counts every file and folder that is left out, except hidden ones. A label is the
+    index of the class, of folders in sorted order; or among ImageNet's synsets, if the network has 1,000 classes and
+    all classes are named by synset; or the label of that name in a transformers model that has all the names. If the
+    numbers of classes differ, images have no labels and evaluation is not possible. `num_calibration` and
+    `num_sensitivity` are upper bounds; searches compare outputs on images that are also used for the factors.
     """
 
     num_calibration: Count = 512
@@ -280,7 +280,7 @@ class ImageFolder(Images):
     def labels(self, model: nn.Module) -> list[int] | None:
         total = num_classes(model)
         by_name: dict[str, int] = (model.config.label2id or {}) if is_transformers(model) else {}
-        if total is None:
+        if total is None or problem_of(model) in DECLARED:  # an image is of one class, and the network says others
             return None
         if self._found.numbered and total:
             if len(self.classes) > total:
@@ -314,18 +314,12 @@ class ImageFolder(Images):
     @cached_property
     def _splits(self) -> list[ImageFiles]:
         """The images for calibration and for evaluation. Raises `ValueError` if there are none, or without labels."""
-        parts = self._found.parts
-        names = [name for name in (*TRAINING, *EVALUATION) if name in parts] if len(parts) > 1 else [*parts]
-        if not names or not len(parts[names[0]]):
-            raise ValueError(f"{self.root} has the splits {', '.join(parts)}, and no images in train: name a split")
-        training, *others = (parts[name] for name in names)
+        training, *evaluation = self._found.parts.values()
         if (training.labels < 0).any():
             raise ValueError(f"{self.root} has images without labels: remove these rows, or the column of classes")
-        evaluation = [each for each in others if len(each) and (each.labels >= 0).all()][:1]
         if evaluation or self.whole:
             return [training, *(evaluation or [training])]
-        halves = shuffled(len(training), 0).tensor_split(2)
-        return [training.selected(half.sort().values.tolist()) for half in halves]
+        return [training.selected(half) for half in halves(training.labels)]
 
 
 def decode(data: bytes) -> Image.Image:
