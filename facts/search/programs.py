@@ -28,7 +28,7 @@ NUM_HALVINGS = 40  # of the range of prices
 # Profiles promise too much for large steps, and for widths against tokens: plans are made with limits on the share of
 # the tokens that a block merges, and with discounts on the errors of tokens; measurement decides.
 LIMITS = (0.14, 0.25, 0.4, math.inf)
-LIMITS_AND_DISCOUNTS = ((0.14, 0.5), (0.14, 0.25), (0.25, 0.5), (0.25, 0.25), (0.4, 0.25))
+LIMITS_AND_DISCOUNTS = ((0.14, 0.5), (0.14, 0.25), (0.25, 0.25))
 MERGE = 0.004  # of the budget is what a block costs that merges, beside what is counted
 MOST_MERGES = 6  # in one list of blocks: until then, that cost is doubled
 TOLERANCE = 0.03  # of the least error: the plan with the fewest merges within it is taken
@@ -266,7 +266,17 @@ class TokenProgram:
             yield self.few_merges(most, discount)
         ratio = self.problem.budget[self.place] / self.problem.dense[self.place]
         for share in SHARES_BY_TOKENS:
-            yield self.constant(ratio**share)
+            yield self.at_even_steps(ratio**share)
+
+    def at_even_steps(self, ratio: float) -> dict[str, int | None]:
+        """About as many tokens merged in each of at most `MOST_MERGES` blocks of a list, at equal distances."""
+        counts: dict[str, int | None] = dict(self.constant(ratio))
+        for chain in self.chains:
+            every = -(-len(chain) // MOST_MERGES)
+            for place, part in enumerate(chain):  # as early as the last of so many blocks
+                last = chain[min(place + every, len(chain)) - 1]
+                counts[part.name] = None if place % every else counts[last.name]
+        return counts
 
     def constant(self, ratio: float) -> dict[str, int]:
         """The same number of tokens merged in each block, such that `ratio` of them remain on average."""

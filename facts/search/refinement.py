@@ -20,10 +20,10 @@ from facts.search.measured import Prefix
 from facts.utils.batches import batch_size, to_device
 from facts.utils.progress import with_progress
 
-NUM_ROUNDS = 4
-NUM_PAIRS = 4  # of changes that are measured in each round
+NUM_ROUNDS = 5
+NUM_PAIRS = 2  # of changes that are measured in each round
 STEPS = 12  # of so many equal ones, the first changes move one
-NUM_SCREENED = 64  # samples on which single changes are measured; pairs are, on all
+NUM_SCREENED = 40  # samples on which single changes are measured; pairs are, on all
 Counts = dict[str, int]
 Samples = Sequence[tuple[Batch, list[Any]]]
 

@@ -254,7 +254,7 @@ def test_the_program_finds_the_plan_of_brute_force(prepared):
 
 
 def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
-    """Though measuring one that is worse stops early, and none is measured twice."""
+    """Or one as good with fewer merges. Measuring one that is worse stops early, and none is measured twice."""
     errors, plans, summed_error = [], [], programs.summed_error
 
     def noted(problem, plan, samples, most):
@@ -264,8 +264,11 @@ def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
         return summed_error(problem, plan, samples, most)
 
     monkeypatch.setattr(programs, "summed_error", noted)
+    monkeypatch.setattr(programs, "refined", lambda problem, chain, plan, *_: plan)
     found = facts.compress(prepared, ratio=0.6)
-    assert len({*errors}) > 1 and found.plan == plans[errors.index(min(errors))]
+    as_good = [plan for plan, error in zip(plans, errors, strict=True) if error <= 1.03 * min(errors)]
+    fewest = min(as_good, key=lambda plan: sum(bool(n) for name, n in plan.items() if name.endswith("tokens")))
+    assert len({*errors}) > 1 and found.plan == fewest
 
 
 @pytest.mark.parametrize(("search", "ratio"), [("uniform", 0.8), ("cors_fisher", 0.3)])
