@@ -233,8 +233,10 @@ class TokenProgram:
     def few_merges(self, most: float = math.inf, discount: float = 1.0) -> Plan:
         """The counts within the budget, with a cost of merging at which no list of blocks has too many merges."""
         merge = MERGE
-        while self.num_merges(plan := self.within_budget(most, discount, merge)) > MOST_MERGES * len(self.chains):
+        plan = self.within_budget(most, discount, merge)
+        while self.num_merges(plan) > MOST_MERGES * len(self.chains) and merge < 1:  # the limit may ask for more
             merge *= 2
+            plan = self.within_budget(most, discount, merge)
         return plan
 
     def num_merges(self, plan: Plan) -> int:
