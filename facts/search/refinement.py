@@ -20,11 +20,10 @@ from facts.search.measured import Prefix
 from facts.utils.batches import batch_size, to_device
 from facts.utils.progress import with_progress
 
-NUM_ROUNDS = 6
+NUM_ROUNDS = 5
+NUM_PAIRS = 4  # of changes that are measured in each round
 STEPS = 12  # of so many equal ones, the first changes move one
-NUM_SCREENED = 64  # samples on which changes and pairs are measured
-NUM_PAIRS = 8  # of changes that are measured in each round
-NUM_VERIFIED = 2  # of these that may have to prove themselves on all samples
+NUM_SCREENED = 64  # samples on which single changes are measured; pairs are, on all
 Counts = dict[str, int]
 Samples = Sequence[tuple[Batch, list[Any]]]
 
@@ -36,26 +35,20 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
     """
     everything = plan | {part.name: plan[part.name] or part.tokens for part in chain}
     network = problem.calibration.apply(everything, problem.decompositions)
-
-    def errors_of(variants: list[Counts], samples: Samples) -> list[float]:
-        return _measured(problem, network, chain, variants, samples)
-
-    counts, step, few = _effective(chain, everything), max(1, chain[0].tokens // STEPS), _first(samples)
-    (best,) = errors_of([counts], samples)
+    counts, step = _effective(chain, everything), max(1, chain[0].tokens // STEPS)
     for _ in with_progress(range(NUM_ROUNDS), "refinement"):
         changes = {(part.name, sign): _changed(chain, counts, part, sign * step) for part in chain for sign in (-1, 1)}
         changes = {key: changed for key, changed in changes.items() if changed != counts}
-        first, *errors = errors_of([counts, *changes.values()], few)
+        first, *errors = _measured(problem, network, chain, [counts, *changes.values()], _first(samples))
         slopes = {key: error - first for key, error in zip(changes, errors, strict=True)}
-        allowed, pairs = max(most, _num_merges(chain, counts)), _pairs(problem, chain, plan, counts, changes, slopes)
-        tried = list(islice((pair for pair in pairs if _num_merges(chain, pair) <= allowed), NUM_PAIRS))
-        first, *errors = errors_of([counts, *tried], few)
-        promising = sorted(each for each in zip(errors, range(len(tried)), strict=True) if each[0] < first)
-        for _, place in promising[:NUM_VERIFIED]:
-            (error,) = errors_of([tried[place]], samples)
-            if error < best:
-                best, counts = error, tried[place]
-                break
+        pairs = _pairs(problem, chain, plan, counts, changes, slopes)
+        few = (pair for pair in pairs if _num_merges(chain, pair) <= max(most, _num_merges(chain, counts)))
+        pairs = list(islice(few, NUM_PAIRS))
+        best, *errors = _measured(problem, network, chain, [counts, *pairs], samples)
+        if errors and min(errors) < best:
+            counts = pairs[errors.index(min(errors))]
+        elif step == 1:
+            break
         else:
             step = max(1, step // 2)
     return plan | _as_plan(chain, counts)
