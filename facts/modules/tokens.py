@@ -79,6 +79,8 @@ class MergeState:
         found = self.known.get(x.untyped_storage(), left)
         if found is None or found.places.shape != x.shape[:2]:
             return None
+        if found.rows.device != x.device:  # the blocks are on several
+            found = Clusters(*(each.to(x.device) for each in found))
         self.known[x.untyped_storage()] = found
         return found
 
