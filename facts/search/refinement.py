@@ -41,8 +41,8 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
         changes = {key: changed for key, changed in changes.items() if changed != counts}
         first, *errors = _measured(problem, network, chain, [counts, *changes.values()], _first(samples))
         slopes = {key: error - first for key, error in zip(changes, errors, strict=True)}
-        pairs = _pairs(problem, chain, plan, counts, changes, slopes)
-        few = (pair for pair in pairs if _num_merges(chain, pair) <= max(most, _num_merges(chain, counts)))
+        all_pairs = _pairs(problem, chain, plan, counts, changes, slopes)
+        few = (pair for pair in all_pairs if _num_merges(chain, pair) <= max(most, _num_merges(chain, counts)))
         pairs = list(islice(few, NUM_PAIRS))
         best, *errors = _measured(problem, network, chain, [counts, *pairs], samples)
         if errors and min(errors) < best:
