@@ -46,7 +46,6 @@ def by_ward(
     """Merge tokens by Ward's rule, as many in each pass as `passes` say; those at the places `fixed` stay.
 
     The weight of a token is its size `[N, n]` over `per_weight`, the number of originals for a unit of weight.
-
     Merging tokens a and b of weights v and w costs v w / (v + w) ‖a - b‖², by `features [N, n, k]` in float32. Pairs
     that are each other's nearest merge first, the cheapest first, then the cheapest others with the nearest that stays;
     at equal costs, in the order of tokens. Each pass goes on with weighted means. The fixed tokens end up last.
