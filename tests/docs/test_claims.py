@@ -148,6 +148,16 @@ RESULTS: dict[str, Callable[[], bool]] = {
         > top1("photos/units", LAYERS, f"{network}, 50 %") + 10
         for network in TINY
     ),
+    "by two points for the DeiT-Tiny and by seven for the ViT-Tiny": lambda: (
+        [
+            round(
+                at("photos/tokens", DENSE, f"{network}, 50 %", "chosen")
+                - top1("photos/tokens", DENSE, f"{network}, 50 %")
+            )
+            for network in TINY
+        ]
+        == [2, 7]
+    ),
     "Ten minutes without labels raise layers and units by more than five points.": lambda: all(
         lead("photos/beyond", f"{row}, recovered", row, ["DeiT-Tiny, 50 %"]) > 5
         for row in ("FACTS + CoRS-Fisher, pivoted", "FACTS + CoRS-Fisher, units")
