@@ -132,30 +132,29 @@ def _of_sample(
     alone: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def note_rows(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
-        rows = args[0]  # of which the shape says all if the first axis is that of the samples
-        alone[name].append(rows.clone() if len(rows) > 1 else rows.to("meta"))
+        for rows in args[:1]:  # of which the shape says all if the first axis is that of the samples
+            alone[name].append(rows.clone() if len(rows) > 1 else rows.to("meta"))
 
     def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         calls.setdefault(name, (args, kwargs))
 
     blocks = [(each, partial(note, name)) for name, each in model.named_modules() if name and [*each.children()]]
+    inner = [(model.get_submodule(name), partial(note_rows, name)) for name in layers]
     with evaluating(model), autocast(device, precision), torch.no_grad(), hooked(before=blocks):
-        with reading(model, inputs, "the first sample"):
+        with reading(model, inputs, "the first sample"), hooked(inner):
             seen, _ = _observe(model, layers, sample)
         if not are_close(given, sample):
             raise ValueError(
                 f"{type(model).__name__} changes its inputs in place, so that the data would differ from pass to pass: "
                 "let it change a clone of them"
             )
-        with hooked([(model.get_submodule(name), partial(note_rows, name)) for name in layers]):
-            again = run(model, sample)
-        if not are_close(seen.outputs, again):
+        several = _several(sample, inputs, batches) if is_divided else None
+        unrelated, constant, again = _of_several(model, alone, calls, *several) if several else (None, None, None)
+        if not _is_first(seen.outputs, again) and not are_close(seen.outputs, run(model, sample)):
             raise ValueError(
                 f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
                 "draws random numbers or remembers earlier calls: do so in training mode only"
             )
-        several = _several(sample, inputs, batches) if is_divided else None
-        unrelated, constant = (None, None) if several is None else _of_several(model, alone, calls, several)
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
     return Probe(rows, seen.makers, unrelated, None, sample, precision, seen.outputs, calls, constant)
@@ -171,6 +170,15 @@ def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
     )
 
 
+def _is_first(outputs: Any, of_several: Any) -> bool:
+    """Whether these are the outputs for the first of several samples."""
+    leaves, others = (
+        [each for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (outputs, of_several)
+    )
+    have_rows = len(leaves) == len(others) > 0 and all(each.ndim for each in others)
+    return have_rows and are_close(leaves, [each[:1] for each in others])
+
+
 def _several(sample: Any, inputs: Any, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, bool] | None:
     """The first samples of batches that begin with `inputs`, and whether one with other values is the last of them.
 
@@ -184,16 +192,17 @@ def _several(sample: Any, inputs: Any, batches: Iterable[tuple[Any, Any]]) -> tu
 
 
 def _of_several(
-    model: nn.Module, alone: dict[str, list[Tensor]], calls: Mapping[str, Call], several: tuple[Any, bool]
-) -> tuple[frozenset[str] | None, dict[str, tuple[int, tuple[int, ...]]] | None]:
-    """Run several samples: which layers are unrelated, and which rows of modules are constant. None is unknown.
+    model: nn.Module, alone: dict[str, list[Tensor]], calls: Mapping[str, Call], samples: Any, has_other: bool
+) -> tuple[frozenset[str] | None, dict[str, tuple[int, tuple[int, ...]]] | None, Any]:
+    """Run several samples: which layers are unrelated, which rows of modules are constant, and the outputs.
+
+    None is unknown; that of the rows needs a last sample with other values.
 
     Layers are unrelated if their rows are not those of the first sample, noted `alone`, then those of the next: they
     get the tokens of all samples in turns, or those that are sorted by expert. So are others of the same name but for
     its numbers, which may have got as many tokens of each sample by chance.
     """
-    (samples, has_other), found, constant = several, set[str](), dict[str, tuple[int, tuple[int, ...]]]()
-    num_samples = batch_size(samples)
+    found, constant, num_samples = set[str](), dict[str, tuple[int, tuple[int, ...]]](), batch_size(samples)
 
     def compare(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
         rows, own = args[0], alone[name].pop(0) if alone[name] else None
@@ -215,12 +224,12 @@ def _of_several(
     before = [(model.get_submodule(name), partial(note, name)) for name in calls if has_other]
     try:
         with hooked([(model.get_submodule(name), partial(compare, name)) for name in alone], before):
-            run(model, samples)
+            outputs = run(model, samples)
     except MISREAD:  # the network takes batches of one size only
-        return None, None
+        return None, None, None
     kinds = {NUMBER.sub("", name) for name in found.union(name for name in alone if alone[name])}
     unrelated = frozenset(name for name in alone if NUMBER.sub("", name) in kinds)
-    return unrelated, constant if has_other else None
+    return unrelated, constant if has_other else None, outputs
 
 
 def _traced(network: nn.Module, layers: list[str], sample: Any, doubles: bool) -> Probe:
