@@ -14,8 +14,8 @@ from experiments.config import EXTRAS, TASKS, as_json, checked, how_to_install, 
 from experiments.methods import Method, method_of
 from experiments.record import MINUTES, Record, machine, read_record
 from facts.analysis.base import Analysis
-from facts.calibration.calibration import Calibration, Execution
 from facts.calibration.prepare import prepare
+from facts.calibration.prepared_model import Execution, PreparedModel
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
@@ -80,7 +80,7 @@ class Cell:
         return load_model(as_json(self.config.model[self.config.profile.name]), self.config.hardware.device)
 
     @cached_property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> PreparedModel:
         """The network prepared for compression, with the task's data and the cache; an encoder by its features."""
         own: dict[str, Any] = {}
         if not is_encoder(self.model):

@@ -45,7 +45,7 @@ class Exported(Analysis):
         batches = list(subject.held_out.data or ())
         images = batches[0][0][: self.batch_size]
         network = subject.model if subject.compressed is None else subject.compressed
-        data = subject.calibration.data
+        data = subject.prepared.data
         with TemporaryDirectory() as temporary:
             folder = Path(temporary, "own")
             call = loaded(network, self.runtime, images, folder, data)
@@ -79,7 +79,7 @@ class InRuntime(Analysis):
     def run(self, subject: Subject) -> Findings:
         batch = subject.noise(self.batch_size)
         networks = {"dense": subject.model, "compressed": subject.compressed or subject.model}
-        int8 = subject.calibration.data if self.runtime.endswith("int8") else None
+        int8 = subject.prepared.data if self.runtime.endswith("int8") else None
         dense, compressed = benchmark(networks, batch, runtimes=[self.runtime], int8=int8, timing=self.timing)
         flops = [count_flops(network, batch[:1].to("meta"), "full") for network in networks.values()]
         return Findings(

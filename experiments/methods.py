@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from experiments.config import instantiate, plain
-from facts.calibration.calibration import Calibration, Execution
 from facts.calibration.prepare import prepare
+from facts.calibration.prepared_model import Execution, PreparedModel
 from facts.compression.plan import compress_prepared
 from facts.cost.count import Cost, count_cost
 from facts.estimators import Estimator
@@ -39,7 +39,7 @@ class Work(Protocol):
     @property
     def task(self) -> Task: ...
     @property
-    def calibration(self) -> Calibration: ...
+    def calibration(self) -> PreparedModel: ...
     @property
     def execution(self) -> Execution: ...
     @property

@@ -174,7 +174,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     if analysis := cell.analysis:
         calibration, held_out = map(cell.calibration.on, cell.task.analysis(cell.model))
         subject = Subject(
-            calibration=calibration,
+            prepared=calibration,
             held_out=held_out,
             estimator=cell.method.needed_estimator,
             compressed=None if model is cell.model else model,

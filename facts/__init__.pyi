@@ -6,9 +6,10 @@ from . import moments as moments
 from . import pruning as pruning
 from . import search as search
 from . import tasks as tasks
-from .calibration.calibration import Calibration as Calibration
-from .calibration.calibration import Execution as Execution
 from .calibration.prepare import prepare as prepare
+from .calibration.prepared_model import Calibration as Calibration
+from .calibration.prepared_model import Execution as Execution
+from .calibration.prepared_model import PreparedModel as PreparedModel
 from .compression.compress import compress as compress
 from .compression.pareto import pareto as pareto
 from .cost.count import Cost as Cost

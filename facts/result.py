@@ -88,7 +88,7 @@ class Costs:
     @classmethod
     def of(cls, problem: AllocationProblem, plan: Plan, model: nn.Module, latency: dict[str, float]) -> Self:
         """Count the costs of a problem's network, and of the `model` that a plan makes of it."""
-        calibration, example = problem.calibration, problem.calibration.example
+        calibration, example = problem.prepared, problem.prepared.example
         full_flops = None
         if example is not None:
             full_flops = count_flops(calibration.model, example, "full"), count_flops(model, example, "full")

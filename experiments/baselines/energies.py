@@ -53,11 +53,11 @@ class LEMSSearch(MILPSearch):
         return SearchResult(self.best_plan(problem, errors)[0], profile=errors)
 
     def errors(self, problem: AllocationProblem) -> Profile:
-        calibration = problem.calibration
-        if calibration.output_error is kl_divergence:
-            calibration = replace(calibration, output_error=TemperedDivergence(self.temperature))
+        prepared = problem.prepared
+        if prepared.output_error is kl_divergence:
+            prepared = replace(prepared, output_error=TemperedDivergence(self.temperature))
         at = problem.ranks_of_ratios((self.measured_ratio,))
-        measured = Sensitivity(replace(problem, calibration=calibration)).profile(at)
+        measured = Sensitivity(replace(problem, prepared=prepared)).profile(at)
         offered = problem.candidate_ranks(self.rank_multiple, at_least=1, between=(self.least_ratio, self.MOST))
         errors: Profile = {}
         for name, (rank,) in at.items():

@@ -71,7 +71,7 @@ class FLORASearch(Search):
             for name, ranks in supernet.choices.items():
                 full = min(problem.layers[name].weight.shape)
                 (plan[name],) = generators[epoch].choices(ranks, [1 / (rank or full) for rank in ranks])
-            return problem.calibration.output_error(original, supernet.outputs(inputs, plan)) / batch_size(inputs)
+            return problem.prepared.output_error(original, supernet.outputs(inputs, plan)) / batch_size(inputs)
 
         training = Training(optimizer, self.num_epochs, last_rate=0.0, clip=CLIP)
         training.run(problem, self, supernet.forwards(), loss_at)
@@ -109,7 +109,7 @@ class Supernet:
 
     def errors(self, plans: Iterable[Plan]) -> list[float]:
         """Sum the error of the outputs over the sensitivity data, for each plan."""
-        plans, error = list(plans), self.problem.calibration.output_error
+        plans, error = list(plans), self.problem.prepared.output_error
         totals = torch.zeros(len(plans), dtype=torch.float64)
         with torch.no_grad(), frozen(self.problem.model), replaced_forwards(self.forwards()):
             for inputs, _ in self.problem.sensitivity_batches():

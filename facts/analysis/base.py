@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from facts.calibration.calibration import Calibration
+from facts.calibration.prepared_model import PreparedModel
 from facts.estimators import Estimator
 from facts.modules.networks import noise
 from facts.utils.options import options
@@ -17,14 +17,14 @@ from facts.utils.options import options
 class Subject:
     """A network with the data for an estimator's factors, and `held_out`, the same network with disjoint data."""
 
-    calibration: Calibration
-    held_out: Calibration
+    prepared: PreparedModel
+    held_out: PreparedModel
     estimator: Estimator | None = None
     compressed: nn.Module | None = None
 
     @property
     def model(self) -> nn.Module:
-        return self.calibration.model
+        return self.prepared.model
 
     def noise(self, batch_size: int) -> Tensor:
         """Make a batch for timing, shaped like the held-out data."""
@@ -33,7 +33,7 @@ class Subject:
 
     @property
     def layers(self) -> Mapping[str, nn.Linear]:
-        return self.calibration.layers
+        return self.prepared.layers
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class FisherSimilarity(Analysis):
     def run(self, subject: Subject) -> Findings:
         self.check(subject.model, subject.estimator)
         assert subject.estimator is not None
-        estimator, moments = see_data(subject.estimator, subject.calibration.moments)
+        estimator, moments = see_data(subject.estimator, subject.prepared.moments)
         wanted = FisherProducts(self.num_probes, self.seed)
         terms = {}
         for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.calibration.calibration import Calibration
 from facts.calibration.prepare import prepare
+from facts.calibration.prepared_model import PreparedModel
 from facts.cost.timing import TimingPolicy, batch_seconds
 from facts.estimators.methods.facts import FACTS
 from facts.modules.forms import PLAIN
@@ -111,7 +111,7 @@ class DeviceRecord(Throughput):
     """
 
     def run(self, subject: Subject) -> Findings:
-        found, given = super().run(subject), subject.calibration
+        found, given = super().run(subject), subject.prepared
         device = next(subject.model.parameters()).device
         inputs, targets = to_device(next(iter(given.data or ())), device)
         passes: dict[str, Callable[[], Any]] = {"plain_pass": partial(plain_pass, given, inputs, targets)}
@@ -149,10 +149,10 @@ def busy_seconds(call: Callable[[], Any], device: torch.device) -> float:
     return sum(getattr(event, field) for event in profiler.key_averages() if not event.is_user_annotation) / 1e6
 
 
-def plain_pass(calibration: Calibration, inputs: Any, targets: Any) -> None:
-    model: nn.Module = calibration.model
+def plain_pass(prepared: PreparedModel, inputs: Any, targets: Any) -> None:
+    model: nn.Module = prepared.model
     model.zero_grad(set_to_none=True)
-    with autocast(next(model.parameters()).device, calibration.execution.precision):
-        loss = calibration.loss(model(inputs), targets)
+    with autocast(next(model.parameters()).device, prepared.execution.precision):
+        loss = prepared.loss(model(inputs), targets)
     loss.backward()
     model.zero_grad(set_to_none=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
 from facts.calibration.data import NO_DATA, Data
 from facts.calibration.outputs import (
     output_kind,
@@ -18,6 +17,7 @@ from facts.calibration.outputs import (
     refuse_unfit_network,
     refuse_unreadable,
 )
+from facts.calibration.prepared_model import DEFAULT_EXECUTION, Execution, PreparedModel
 from facts.cost.count import meta_input
 from facts.cost.probe import Probe
 from facts.modules.forms import FormName, form_named
@@ -56,7 +56,7 @@ def prepare(
     parts: str | Collection[str] = "layers",
     form: FormName | None = None,
     protected: int | None = None,
-) -> Calibration:
+) -> PreparedModel:
     """Select the layers of a network, and bind its data, loss and settings to it.
 
     `facts.compress` takes the result in place of the network; most arguments are the same. `held_out` are data on which
@@ -111,7 +111,7 @@ def prepare(
         selection = selection.without(_unused(selection, probe, chosen_loss, targets), NOT_REACHED)
     bound_form = form_named(form or default_form(model, precision), precision)
     found, reasons = find(selection, parts, probe, bound_form, protected)
-    return Calibration(
+    return PreparedModel(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
         parts=found,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from facts.calibration.calibration import Calibration
 from facts.calibration.outputs import Distance, distance
+from facts.calibration.prepared_model import PreparedModel
 from facts.cost.count import Size
 from facts.cost.timing import batch_seconds
 from facts.modules.linear_calls import copy_with, stand_in
@@ -39,25 +39,25 @@ def compared(result: CompressionResult, precision: torch.dtype, halve_batches: b
 
 
 def with_distance(
-    result: CompressionResult, calibration: Calibration, allowed_error: float | None = None
+    result: CompressionResult, prepared: PreparedModel, allowed_error: float | None = None
 ) -> CompressionResult:
     """Add the comparison to a result's summary."""
-    execution = calibration.execution
+    execution = prepared.execution
     with stage("comparison"):
         found = compared(result, execution.precision, execution.memory.halve_batches)
     quality = replace(result.summary.quality, distance=found, allowed_error=allowed_error)
     return replace(result, summary=replace(result.summary, quality=quality))
 
 
-def with_latency(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+def with_latency(result: CompressionResult, prepared: PreparedModel) -> CompressionResult:
     """Time both networks in turns on a few samples, unless a bounded latency has been measured already."""
     if result.summary.costs.latency:
         return result
-    inputs, execution = calibration.first_inputs, calibration.execution
+    inputs, execution = prepared.first_inputs, prepared.execution
     if has_row_per_sample(inputs):
         inputs = tree_map_only(Tensor, lambda tensor: tensor[:NUM_TIMED], inputs)
-    inputs = to_device(inputs, next(calibration.model.parameters()).device)
-    networks = {"dense": calibration.model, "measured": stand_in(result.model)}
+    inputs = to_device(inputs, next(prepared.model.parameters()).device)
+    networks = {"dense": prepared.model, "measured": stand_in(result.model)}
 
     def timed(num_parts: int) -> dict[str, float]:
         part, _ = next(in_parts((inputs, None), num_parts))

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
 from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.prepare import prepare
+from facts.calibration.prepared_model import DEFAULT_EXECUTION, Execution, PreparedModel
 from facts.compression.comparison import with_distance, with_latency
 from facts.compression.plan import compress_prepared
 from facts.cost.count import CostName
@@ -34,7 +34,7 @@ HUNDREDTHS = range(10, 100)  # most searches leave every layer at least a tenth
 
 
 def compress(
-    model: nn.Module | Calibration,
+    model: nn.Module | PreparedModel,
     calibration: Iterable[Any] | None = None,
     *,
     estimator: str | Estimator | None = None,
@@ -54,7 +54,7 @@ def compress(
 
     | argument | meaning |
     |---|---|
-    | `model` | a network, or the `Calibration` that `facts.prepare` made of one (`output_error`, `outputs`, ...) |
+    | `model` | a network, or the `PreparedModel` that `facts.prepare` made of one (`output_error`, `outputs`, ...) |
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each part: a name or an instance (default: `facts`) |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
@@ -78,9 +78,9 @@ def compress(
     Raises `ValueError` for arguments out of range, for data that do not suit the loss, and for a budget that no plan of
     the search meets.
     """
-    given = model.model if isinstance(model, Calibration) else model
+    given = model.model if isinstance(model, PreparedModel) else model
     refuse_unfit_network(given)
-    if isinstance(model, Calibration) and any(
+    if isinstance(model, PreparedModel) and any(
         each is not None for each in (calibration, execution, loss, layers, parts)
     ):
         raise ValueError("data, execution, loss, layers and parts of a prepared network go to facts.prepare")
@@ -93,7 +93,7 @@ def compress(
     if budget.error is not None and cost == "latency":
         raise ValueError('error asks for the smallest network: choose cost="flops" or "params", not latency')
     with stopwatch() as seconds:
-        if isinstance(model, Calibration):
+        if isinstance(model, PreparedModel):
             prepared = model.in_form(form_named(form, model.execution.precision)) if form else model
         else:
             prepared = prepare(
@@ -134,7 +134,7 @@ def default_parts(calibration: Iterable[Any] | None, budget: Budget, cost: CostN
     return "units" if (budget.costs or {cost}) == {"params"} else "units,tokens"
 
 
-def default_search(calibration: Calibration) -> Search:
+def default_search(calibration: PreparedModel) -> Search:
     """Choose the best search that needs at most one more data pass; without data, one that needs none."""
     if calibration.data is None:
         return Uniform()
@@ -142,7 +142,7 @@ def default_search(calibration: Calibration) -> Search:
 
 
 def smallest_within(
-    error: float, calibration: Calibration, cost: CostName, compress_to: Callable[..., CompressionResult]
+    error: float, calibration: PreparedModel, cost: CostName, compress_to: Callable[..., CompressionResult]
 ) -> CompressionResult:
     """Find the smallest ratio, in hundredths, at which outputs are within `error` of the original's, by bisection.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from facts.calibration.calibration import Calibration
+from facts.calibration.prepared_model import PreparedModel
 from facts.compression.compress import compress, default_search
 from facts.compression.plan import checked_problem
 from facts.estimators import ESTIMATORS, Estimator
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def pareto(
-    calibration: Calibration,
+    prepared: PreparedModel,
     evaluate: Callable[[nn.Module], dict[str, float]],
     *,
     estimators: Sequence[str | Estimator] = ("facts",),
@@ -43,8 +43,8 @@ def pareto(
     `evaluate` gives a network's metrics by name; `file` is a CSV, written after each row. The first row is of the
     `original`. Combinations that fail are left out; raises `ValueError` if all do. Costs are those of whole networks.
     """
-    if not isinstance(calibration, Calibration):
-        raise ValueError(f"pareto needs what facts.prepare returns, got {type(calibration).__name__}")
+    if not isinstance(prepared, PreparedModel):
+        raise ValueError(f"pareto needs what facts.prepare returns, got {type(prepared).__name__}")
     if not all(isinstance(each, Collection) and not isinstance(each, str) for each in (estimators, searches, ratios)):
         raise ValueError("estimators, searches and ratios are lists, as in ratios=[0.5]")
     if not (estimators and ratios):
@@ -52,7 +52,7 @@ def pareto(
     for ratio in ratios:
         Budget.of(ratio)  # refuses those out of range
     scratch, rows = ScratchFolder(), list[dict[str, Any]]()
-    cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
+    cached = prepared if prepared.cache else prepared.cached_in(scratch.path)
     chosen = {str(each): by_name(each, ESTIMATORS, "estimator") for each in estimators}
     named = {str(each): by_name(each, SEARCHES, "search") for each in searches} or {"default": default_search(cached)}
     given, cost, bounds = options.get("budget") or Budget(), options.get("cost", "flops"), options.get("bounds")

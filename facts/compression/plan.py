@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from facts.calibration.calibration import Calibration
 from facts.calibration.data import Data
+from facts.calibration.prepared_model import PreparedModel
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
@@ -31,17 +31,17 @@ MAX_CORRECTIONS = 2
 
 
 def compress_prepared(
-    calibration: Calibration,
+    prepared: PreparedModel,
     estimator: Estimator,
     search: Search,
     budget: Budget,
     sensitivity: Iterable[Any] | None = None,
 ) -> CompressionResult:
     """Compress a prepared network: decompose, allocate, apply, summarise."""
-    timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
+    timing, device = prepared.execution.timing, next(prepared.model.parameters()).device
     with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
-        problem = checked_problem(calibration, estimator, search, budget, sensitivity)
-        decomposed = replace(problem, decompositions=calibration.decompositions(problem.estimator))
+        problem = checked_problem(prepared, estimator, search, budget, sensitivity)
+        decomposed = replace(problem, decompositions=prepared.decompositions(problem.estimator))
         with stage("search"):
             allocated = allocate_ranks(decomposed, search, timing)
         plan = allocated.result.plan
@@ -55,31 +55,30 @@ def compress_prepared(
         allocated.model,
         plan,
         summary,
-        calibration.skipped,
-        calibration.model,
-        calibration.output_error,
-        calibration.held_out,
+        prepared.skipped,
+        prepared.model,
+        prepared.output_error,
+        prepared.held_out,
         problem,
         search,
     )
 
 
 def checked_problem(
-    calibration: Calibration,
+    prepared: PreparedModel,
     estimator: Estimator,
     search: Search,
     budget: Budget,
     sensitivity: Iterable[Any] | None = None,
 ) -> AllocationProblem:
     """The problem of a prepared network, without decompositions. Raises `ValueError` if the search cannot solve it."""
+    few = prepared.data and prepared.data.first_samples(search.num_samples)
     if sensitivity is not None:
-        sensitivity = Data.of(sensitivity, calibration.model, "sensitivity")
-    elif calibration.data is not None:
-        sensitivity = calibration.data.first_samples(search.num_samples)
-    table = calibration.latency_table(calibration.execution.timing.num_turns)
-    bounds = budget.bounds(calibration, table)
-    estimator = calibration.suited(estimator)
-    problem = AllocationProblem(calibration, estimator, {}, bounds, latency=table, sensitivity=sensitivity)
+        few = Data.of(sensitivity, prepared.model, "sensitivity")
+    table = prepared.latency_table(prepared.execution.timing.num_turns)
+    bounds = budget.bounds(prepared, table)
+    estimator = prepared.suited(estimator)
+    problem = AllocationProblem(prepared, estimator, {}, bounds, latency=table, sensitivity=few)
     _refuse_unfit_for_tokens(problem, search)
     least = {name: rank if (rank := search.least(p)) <= p.full_rank else None for name, p in problem.parts.items()}
     problem.refuse_too_small(least, type(search).__name__)
@@ -105,7 +104,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
     while True:
         result = search_plan(problem, search)
         decompositions = result.decompositions or problem.decompositions
-        compressed = problem.calibration.apply(result.plan, decompositions)
+        compressed = problem.prepared.apply(result.plan, decompositions)
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, decompositions)
         table = problem.latency
@@ -160,7 +159,7 @@ def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, costs: Costs) -
     before, after = costs.before.flops, costs.after.flops
     if before is None or after is None or "flops" not in problem.bounds:
         return
-    planned = before - problem.calibration.saved_flops(plan)
+    planned = before - problem.prepared.saved_flops(plan)
     if after > HIDDEN * planned:
         raise ValueError(
             f"{type(problem.model).__name__} would need {after:.4g} FLOPs, {planned:.4g} by its plan: its code "
@@ -182,21 +181,21 @@ def describe(
     problem: AllocationProblem, search: Search, allocated: AllocatedNetwork, seconds: dict[str, float]
 ) -> Method:
     """Describe how a problem's network was compressed."""
-    calibration, result = problem.calibration, allocated.result
+    prepared, result = problem.prepared, allocated.result
     proof = asdict(result.solution) if result.solution else None
     return Method(
         estimator=repr(problem.estimator),
         search=repr(search),
-        parts=calibration.kinds,
-        widths={name: unit.largest for name, unit in calibration.units.items()},
-        tokens={name: part.tokens for name, part in calibration.parts.items() if part.shortens},
-        form=calibration.form.name if calibration.single_layers else "plain",
+        parts=prepared.kinds,
+        widths={name: unit.largest for name, unit in prepared.units.items()},
+        tokens={name: part.tokens for name, part in prepared.parts.items() if part.shortens},
+        form=prepared.form.name if prepared.single_layers else "plain",
         rounding=_rounding(allocated),
         repaired={name: d.num_repaired for name, d in allocated.decompositions.items() if d.num_repaired},
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
         profile={
             name: [
-                [rank, rank / max(1, calibration.parts[name].full_rank), errors[rank]]
+                [rank, rank / max(1, prepared.parts[name].full_rank), errors[rank]]
                 for rank in sorted(filter(None, errors))
             ]
             for name, errors in result.profile.items()

@@ -17,7 +17,7 @@ from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from facts.calibration.calibration import Calibration
+from facts.calibration.prepared_model import PreparedModel
 from facts.cost.count import count_cost, count_params
 from facts.modules.networks import autocast
 from facts.utils.batches import batch_size, to_device
@@ -38,7 +38,7 @@ class PruningProblem:
     FLOPs are counted for `input_shape`. Raises `ValueError` for an invalid ratio, and without data.
     """
 
-    calibration: Calibration
+    prepared: PreparedModel
     ratio: float
     input_shape: tuple[int, ...]
     cost: PrunedCost = "params"
@@ -51,11 +51,11 @@ class PruningProblem:
 
     @property
     def model(self) -> nn.Module:
-        return self.calibration.model
+        return self.prepared.model
 
     @property
     def batches(self) -> Iterable[tuple[Any, Any]]:
-        return self.calibration.data or ()
+        return self.prepared.data or ()
 
     def spent(self, model: nn.Module) -> int:
         spent = count_params(model) if self.cost == "params" else count_cost(model, self.input_shape).flops
@@ -65,7 +65,7 @@ class PruningProblem:
     @property
     def num_tokens(self) -> int:
         """Number of tokens per image in the blocks of a vision transformer."""
-        return self.calibration.part_of["blocks.0.attn.qkv"].rows
+        return self.prepared.part_of["blocks.0.attn.qkv"].rows
 
     @cached_property
     def dense(self) -> int:
@@ -93,8 +93,8 @@ class PruningProblem:
     def mean_loss(self, model: nn.Module, batch: tuple[Any, Any]) -> Tensor:
         device = next(model.parameters()).device
         inputs, targets = to_device(batch, device)
-        with autocast(device, self.calibration.execution.precision):
-            return self.calibration.loss(model(inputs), targets) / batch_size(inputs)
+        with autocast(device, self.prepared.execution.precision):
+            return self.prepared.loss(model(inputs), targets) / batch_size(inputs)
 
 
 def removal_order(scores: Mapping[Name, Tensor]) -> dict[Name, Tensor]:

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from facts.calibration.calibration import Calibration, Execution
 from facts.calibration.outputs import FEW, Distance
+from facts.calibration.prepared_model import Execution, PreparedModel
 from facts.cost.count import count_flops
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA
@@ -58,35 +58,35 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     problem, search = result.problem, result.search
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
-    calibration, folder = problem.calibration, target_folder(Path(folder))
-    refuse_unsavable(calibration.model)
+    prepared, folder = problem.prepared, target_folder(Path(folder))
+    refuse_unsavable(prepared.model)
     with without_autocast(problem.device):
-        decompositions = calibration.decompositions(problem.estimator)
+        decompositions = prepared.decompositions(problem.estimator)
         problem = replace(problem, decompositions=decompositions, bounds={"flops": SHOWN[0]}, latency=None)
         found = search.allocate(problem)
         problem = replace(problem, sensitivity=None)  # a cut has no data either
     curve = tuple(_curve(problem, search, found.offered)) if found.predicted is not None else ()
-    plan, made = dict.fromkeys(calibration.parts), result.summary.method
-    costs = Costs.of(replace(problem, bounds={}), plan, calibration.model, latency={})
+    plan, made = dict.fromkeys(prepared.parts), result.summary.method
+    costs = Costs.of(replace(problem, bounds={}), plan, prepared.model, latency={})
     costs = replace(costs, sizes=(result.summary.costs.sizes[0], costs.sizes[1]))  # of the original as it is stored
     repaired = {name: each.num_repaired for name, each in decompositions.items() if each.num_repaired}
     # A method without what belongs to one budget.
     method = Method(made.estimator, made.search, made.parts, made.widths, made.tokens, repaired=repaired)
-    dense = replace(result, model=calibration.apply(plan, {}), plan=plan, summary=Summary(costs, method, Quality()))
+    dense = replace(result, model=prepared.apply(plan, {}), plan=plan, summary=Summary(costs, method, Quality()))
     save_compressed(dense, folder)
     tensors = {
         f"{name}/{field}": tensor.cpu().contiguous()
         for name, decomposition in decompositions.items()
-        for field, tensor in calibration.part_of[name].stored(decomposition).items()
+        for field, tensor in prepared.part_of[name].stored(decomposition).items()
     }
     with replacing(folder / DECOMPOSITIONS) as path:
         save_file(tensors, str(path))
         checksum = sha256(path)
-    example, parts = calibration.example, calibration.parts
+    example, parts = prepared.example, prepared.parts
     content = Elastic(
-        parts=calibration.kinds,
-        form=calibration.form.name,
-        precision=str(calibration.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
+        parts=prepared.kinds,
+        form=prepared.form.name,
+        precision=str(prepared.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
         time_limit=min(search.time_limit, MOST_SECONDS),
         input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
         reads_integers=isinstance(example, Tensor) and not example.is_floating_point(),
@@ -119,13 +119,13 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
     if content.weights != fingerprint:
         raise ValueError(f"{folder / ELASTIC} belongs to other weights: save or fetch the folder again")
     problem = _problem(dense, folder, content)
-    calibration = problem.calibration
+    prepared = problem.prepared
     if "latency" in budget.costs:
         if content.input_shape is None:
             raise ValueError("latency needs one input tensor of a known shape: bound flops or params")
-        calibration = replace(calibration, first_inputs=torch.zeros_like(calibration.example, device=problem.device))
-    table = calibration.latency_table(NUM_TURNS)
-    problem = replace(problem, bounds=budget.bounds(calibration, table), latency=table)
+        prepared = replace(prepared, first_inputs=torch.zeros_like(prepared.example, device=problem.device))
+    table = prepared.latency_table(NUM_TURNS)
+    problem = replace(problem, bounds=budget.bounds(prepared, table), latency=table)
     plan, solution = dict.fromkeys(problem.parts), None
     if not problem.fits(plan):
         errors = {name: dict(pairs) for name, pairs in content.errors.items()}
@@ -134,7 +134,7 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
         search = CoRSFisher(time_limit=content.time_limit)
         plan, solution = search.best_plan(problem, errors)
     with without_autocast(problem.device):
-        model = calibration.apply(plan, problem.decompositions)
+        model = prepared.apply(plan, problem.decompositions)
     latency = {}
     if share := problem.bounds.get("latency"):
         latency = {"dense": table.dense, "allowed": share * table.dense, "predicted": table.predicted(plan)}
@@ -144,7 +144,7 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
         if Distance(predicted, share, FEW).is_too_far:
             lost = f"{min(1, share):.0%} of the original's information"
             log.warning("this cut is predicted to lose %s: allow more, or recover it with `facts recover`", lost)
-    form = content.form if calibration.single_layers else "plain"
+    form = content.form if prepared.single_layers else "plain"
     costs = Costs.of(problem, plan, model, latency)
     summary = Summary(
         replace(costs, sizes=(dense.summary.costs.sizes[0], costs.sizes[1])),
@@ -161,21 +161,21 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
     if sha256(path) != content.decompositions:
         raise ValueError(f"{path} is not the file that {ELASTIC} describes (different SHA-256): save or fetch it again")
     try:
-        calibration = _calibration(dense, content)
-        for name, part in calibration.parts.items():
+        prepared = _calibration(dense, content)
+        for name, part in prepared.parts.items():
             if max((rank or 1 for rank, _ in content.errors[name]), default=math.inf) > part.largest:
                 raise ValueError(f"{name} cannot have these ranks")
-        _refuse_other_shapes(calibration, header)
+        _refuse_other_shapes(prepared, header)
         device = next(dense.model.parameters()).device
         tensors = {key: tensor.to(device) for key, tensor in found.items()}
-        decompositions = {name: _restored(calibration, name, tensors) for name in calibration.linears}
+        decompositions = {name: _restored(prepared, name, tensors) for name in prepared.linears}
     except UNFIT as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{folder / ELASTIC} does not fit its network: {reason}; save or fetch it again") from error
-    return AllocationProblem(calibration, PELA(), decompositions, {})  # no estimator is needed
+    return AllocationProblem(prepared, PELA(), decompositions, {})  # no estimator is needed
 
 
-def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
+def _calibration(dense: CompressionResult, content: Elastic) -> PreparedModel:
     model, form = with_convolutions(dense.model, content.parts, content.errors), FORMS[content.form]
     precision, example = getattr(torch, content.precision), None
     found = []
@@ -191,7 +191,7 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
         if example.numel() > MOST_INPUTS:
             raise ValueError(f"a sample of the shape {content.input_shape} is too large")
         count_flops(model, example, "paper")  # which fails if the network does not take it
-    return Calibration(
+    return PreparedModel(
         model=model,
         rewritten=rewritten(model, parts),
         parts=parts,
@@ -203,11 +203,11 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
     )
 
 
-def _refuse_other_shapes(calibration: Calibration, header: Mapping[str, Tensor]) -> None:
+def _refuse_other_shapes(prepared: PreparedModel, header: Mapping[str, Tensor]) -> None:
     """Raise `ValueError`, before any tensor is read, if names and shapes do not follow from the network."""
     expected: dict[str, tuple[int, ...]] = {}
-    for name, linear in calibration.linears.items():
-        shapes = calibration.part_of[name].stored_shapes(linear)
+    for name, linear in prepared.linears.items():
+        shapes = prepared.part_of[name].stored_shapes(linear)
         if f"{name}/mean" in header:
             shapes["mean"] = (linear.in_features,)
         expected |= {f"{name}/{field}": shape for field, shape in shapes.items()}
@@ -220,9 +220,9 @@ def _refuse_other_shapes(calibration: Calibration, header: Mapping[str, Tensor])
             raise ValueError(f"{key} holds {header[key].dtype}")
 
 
-def _restored(calibration: Calibration, name: str, tensors: Mapping[str, Tensor]) -> Decomposition:
+def _restored(prepared: PreparedModel, name: str, tensors: Mapping[str, Tensor]) -> Decomposition:
     """The decomposition of a linear from stored tensors. Raises `ValueError` for values that it cannot have."""
     fields = {key.rpartition("/")[-1]: each for key, each in tensors.items() if key.rpartition("/")[0] == name}
     if not all(tensor.isfinite().all() for tensor in fields.values()):
         raise ValueError(f"{name} holds NaN or infinity")
-    return calibration.part_of[name].restored(calibration.linears[name], fields)
+    return prepared.part_of[name].restored(prepared.linears[name], fields)

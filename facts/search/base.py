@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from facts.calibration.calibration import Calibration
 from facts.calibration.data import Data
+from facts.calibration.prepared_model import PreparedModel
 from facts.cost.count import CostName
 from facts.cost.timing import LatencyTable
 from facts.decomposition.truncation import Decomposition
@@ -36,7 +36,7 @@ class AllocationProblem:
     `sensitivity` holds batches on which a changed network is compared with the original.
     """
 
-    calibration: Calibration
+    prepared: PreparedModel
     estimator: Estimator
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
@@ -45,16 +45,16 @@ class AllocationProblem:
 
     @property
     def model(self) -> nn.Module:
-        return self.calibration.model
+        return self.prepared.model
 
     @property
     def parts(self) -> dict[str, Part]:
-        return self.calibration.parts
+        return self.prepared.parts
 
     @property
     def layers(self) -> dict[str, nn.Linear]:
         """The layers, if the parts are layers. Raises `ValueError` for units."""
-        return self.calibration.layers
+        return self.prepared.layers
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +63,7 @@ class AllocationProblem:
     @cached_property
     def cache(self) -> Cache | None:
         """The cache for errors of this network with these decompositions, if there is one."""
-        cache = self.calibration.cache if self.calibration.execution.cache_errors else None
+        cache = self.prepared.cache if self.prepared.execution.cache_errors else None
         return cache and Cache(cache.folder / file_name(self.estimator))
 
     def sensitivity_batches(self) -> Data:
@@ -74,9 +74,9 @@ class AllocationProblem:
 
     def training_batches(self) -> Data:
         """The calibration data. Raises `ValueError` if there are none."""
-        if self.calibration.data is None:
+        if self.prepared.data is None:
             raise ValueError("this search trains on calibration data: give some")
-        return self.calibration.data
+        return self.prepared.data
 
     def cost(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> tuple[float, ...]:
         """Cost of a part at a rank (None for dense), one value per bound: integers except for latency.
@@ -129,8 +129,8 @@ class AllocationProblem:
             counted.bounds.items(), counted.spent(least), counted.budget, counted.dense, strict=True
         ):
             if spent > budget:
-                lowest, parts = math.ceil(100 * spent / dense) / 100, self.calibration.kinds.replace(",", " and ")
-                whole = getattr(self.calibration.cost, name)
+                lowest, parts = math.ceil(100 * spent / dense) / 100, self.prepared.kinds.replace(",", " and ")
+                whole = getattr(self.prepared.cost, name)
                 of_all = "" if whole is None else f" (of the whole network {whole - (1 - lowest) * dense:.4g})"
                 raise ValueError(
                     f"a ratio of {ratio:.3g} of the {name} is too little: {who} needs at least {lowest:g} with "
@@ -155,7 +155,7 @@ class AllocationProblem:
         With tokens it is always the latter.
         """
         largest = ranks(min(self.bounds.values()))
-        products = self.calibration.has_tokens  # costs are products of ratios
+        products = self.prepared.has_tokens  # costs are products of ratios
         if products or ("latency" in self.bounds and not self.fits(largest)):
             too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))
             largest = ranks(too_slow / 1000)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Self
 
-from facts.calibration.calibration import Calibration
+from facts.calibration.prepared_model import PreparedModel
 from facts.cost.count import COST_NAMES, CostName
 from facts.cost.timing import LatencyTable
 from facts.utils.options import meant
@@ -81,7 +81,7 @@ class Budget:
         """The costs that are bounded."""
         return {*self.ratios, *self.limits}
 
-    def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
+    def bounds(self, prepared: PreparedModel, table: LatencyTable) -> dict[CostName, float]:
         """Convert all limits to fractions of the layers' cost, or of the whole network's time.
 
         Raises `ValueError` for a limit that cannot be met, and for a limit on FLOPs if they are unknown.
@@ -91,13 +91,13 @@ class Budget:
             if name == "latency":
                 found[name] = limit / table.dense
                 continue
-            whole = getattr(calibration.cost, name)
+            whole = getattr(prepared.cost, name)
             if whole is None:
                 raise ValueError(
                     "the network's FLOPs are unknown: give calibration data, facts.prepare(model, input_shape=...), or "
                     "a ratio instead of flops"
                 )
-            parts = calibration.parts.values()
+            parts = prepared.parts.values()
             layers = sum(part.flops(None, {}) if name == "flops" else part.num_weights(None) for part in parts)
             rest = whole - layers
             if limit <= rest:

@@ -39,9 +39,9 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
         tensors = problem.cache.load(file)
         if tensors:
             return {name: tensors[name] for name in problem.parts}
-    loss = problem.calibration.loss
+    loss = problem.prepared.loss
     loss = on_drawn_targets(loss, seed) if labels == "sampled" else on_given_labels(loss)
-    memory = problem.calibration.execution.memory
+    memory = problem.prepared.execution.memory
     profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), memory.halve_batches)
     if problem.cache:
         problem.cache.save(file, profiles)
@@ -50,8 +50,8 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
 
 def _measured(problem: AllocationProblem, batches: Batches, loss: Loss, num_parts: int) -> dict[str, Tensor]:
     """The mean over samples of ½ (Σ_{j >= r} c_j)² for every part, on the CPU."""
-    calibration, decompositions = problem.calibration, problem.decompositions
-    execution, linears = calibration.execution, calibration.linears
+    prepared, decompositions = problem.prepared, problem.decompositions
+    execution, linears = prepared.execution, prepared.linears
     totals = {
         name: torch.zeros(part.largest + 1, dtype=torch.float64, device=problem.device)
         for name, part in problem.parts.items()
@@ -59,14 +59,14 @@ def _measured(problem: AllocationProblem, batches: Batches, loss: Loss, num_part
     waiting: dict[str, list[Tensor]] = defaultdict(list)  # slopes of a unit's heads in this batch
 
     def add(name: str, batch: LayerBatch) -> None:
-        part = calibration.part_of[name]
+        part = prepared.part_of[name]
         of_calls = [part.slopes(call, decompositions[name]) for call in batch.calls]
         waiting[part.name].append(torch.stack(of_calls).sum(dim=0))
         if len(waiting[part.name]) == len(part.linears):
             slopes = torch.stack(waiting.pop(part.name)).sum(dim=0)
             totals[part.name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
-    data_pass = DataPass(calibration.rewritten, linears, add, loss, execution.precision, True, num_parts)
+    data_pass = DataPass(prepared.rewritten, linears, add, loss, execution.precision, True, num_parts)
     num_samples = data_pass.run(batches, "Fisher profile", totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
 

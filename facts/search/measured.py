@@ -123,9 +123,9 @@ class Sensitivity:
 
     def __init__(self, problem: AllocationProblem, of: str = "output"):
         self.problem, self.of, self.batches = problem, of, problem.sensitivity_batches()
-        calibration = problem.calibration
-        errors: dict[str, Callable[[Any, Any], Tensor]] = {"features": squared_error, "loss": calibration.loss}
-        self.error = errors.get(of, calibration.output_error)
+        prepared = problem.prepared
+        errors: dict[str, Callable[[Any, Any], Tensor]] = {"features": squared_error, "loss": prepared.loss}
+        self.error = errors.get(of, prepared.output_error)
         self.known: Profile = defaultdict(dict)
         if problem.cache:
             argument = "loss" if of == "loss" else "output_error"
@@ -143,7 +143,7 @@ class Sensitivity:
 
     def _add(self, ranks: Mapping[str, list[int]]) -> None:
         """Measure errors and save them."""
-        memory = self.problem.calibration.execution.memory
+        memory = self.problem.prepared.execution.memory
         totals, num_samples = within_memory(partial(self._measure, ranks), memory.halve_batches)
         if not num_samples:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
@@ -159,8 +159,8 @@ class Sensitivity:
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[Tensor, int]:
         """Sum the errors of all layers and ranks, in their order, and count the samples."""
-        calibration, device = self.problem.calibration, self.problem.device
-        network, execution = calibration.rewritten, calibration.execution
+        prepared, device = self.problem.prepared, self.problem.device
+        network, execution = prepared.rewritten, prepared.execution
         total = length_hint(self.batches) * num_parts * len(ranks) or None
         sums, num_samples = torch.zeros(sum(map(len, ranks.values())), dtype=torch.float64), torch.zeros(1).long()
         with (
@@ -195,10 +195,8 @@ class Sensitivity:
             yield self.error(*given).item()
 
     def _truncated(self, linear: str, rank: int) -> LowRankLayer:
-        calibration = self.problem.calibration
-        return calibration.part_of[linear].truncated(
-            calibration.linears[linear], self.problem.decompositions[linear], rank
-        )
+        prepared = self.problem.prepared
+        return prepared.part_of[linear].truncated(prepared.linears[linear], self.problem.decompositions[linear], rank)
 
     @contextmanager
     def _reading(self, model: nn.Module) -> Iterator[Callable[[Any], Any]]:

@@ -101,11 +101,11 @@ def summed_error(
 
     Beside each batch are the original's outputs, which are computed for the first plan.
     """
-    calibration, total = problem.calibration, 0.0
-    changed = calibration.apply(plan, problem.decompositions)
-    how = calibration.output_error, calibration.execution.precision
+    prepared, total = problem.prepared, 0.0
+    changed = prepared.apply(plan, problem.decompositions)
+    how = prepared.output_error, prepared.execution.precision
     for batch, originals in samples:
-        found = distance(calibration.model, changed, [batch], *how, originals=originals)
+        found = distance(prepared.model, changed, [batch], *how, originals=originals)
         total += found.mean * found.num_samples if found else 0.0
         if total > most:
             return math.inf

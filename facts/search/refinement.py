@@ -37,7 +37,7 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
     At most `most` blocks merge, or as many as do. Beside each batch of the samples are the original's outputs.
     """
     everything = plan | {part.name: plan[part.name] or part.tokens for part in chain}
-    network = problem.calibration.apply(everything, problem.decompositions)
+    network = problem.prepared.apply(everything, problem.decompositions)
     counts, step = _effective(chain, everything), max(1, chain[0].tokens // STEPS)
     moves = _Moves(problem, chain, plan, max(most, _num_merges(chain, counts)))
     for _ in with_progress(range(NUM_ROUNDS), "refinement"):
@@ -140,9 +140,9 @@ def _measured(
     samples: Samples,
 ) -> list[float]:
     """Summed errors of the outputs; those of modules before a variant's first change are kept from the first one."""
-    calibration, device = problem.calibration, problem.device
+    prepared, device = problem.prepared, problem.device
     totals = [0.0] * len(variants)
-    with evaluating(network), autocast(device, calibration.execution.precision):
+    with evaluating(network), autocast(device, prepared.execution.precision):
         for (inputs, _), originals in samples:
             set_tokens(network, variants[0])
             prefix = Prefix(network, to_device(inputs, device))
@@ -152,5 +152,5 @@ def _measured(
                     first = next(part for part in chain if variant[part.name] != variants[0][part.name])
                     set_tokens(network, variant)
                     outputs = prefix.before([first.owner])({})
-                totals[place] += calibration.output_error(originals[0], outputs).item()
+                totals[place] += prepared.output_error(originals[0], outputs).item()
     return totals

@@ -48,7 +48,7 @@ class Training:
     ) -> None:
         """Minimise `loss_at(epoch, batch)` of the network with other forward functions, resuming from the cache."""
         batches = problem.training_batches()
-        with frozen(problem.calibration.rewritten), replaced_forwards(forwards):
+        with frozen(problem.prepared.rewritten), replaced_forwards(forwards):
             for epoch in self._epochs(problem, search):
                 falling = (self.first_rate - self.last_rate) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
                 self.group["lr"] = self.last_rate + falling
@@ -65,7 +65,7 @@ class Training:
         """Yield the numbers of the epochs that are not in the problem's cache, and save the state after each."""
         method, file = type(search).__name__, ""
         if problem.cache:
-            setting = problem.calibration.form.name, dict(problem.bounds), code_of(type(search))
+            setting = problem.prepared.form.name, dict(problem.bounds), code_of(type(search))
             file = f"{method}-{content_key(search, calibration_key(problem.training_batches()), setting)}"
             if tensors := problem.cache.load(file):
                 self.restore(tensors)
@@ -97,7 +97,7 @@ class TrainedLayer:
     """A layer, or a linear of a unit, whose leading components are multiplied by trained weights."""
 
     def __init__(self, problem: AllocationProblem, name: str, number: int):
-        self.dense = problem.calibration.linears[name]
+        self.dense = problem.prepared.linears[name]
         weight = self.dense.weight
         decomposition = problem.decompositions[name]
         self.left, self.right = (factor.to(weight) for factor in decomposition.truncate(number))
@@ -119,13 +119,13 @@ class TrainedLayer:
 
 def outputs_of(problem: AllocationProblem, inputs: Any) -> Any:
     """Compute the outputs of the network in its current state."""
-    with autocast(problem.device, problem.calibration.execution.precision):
-        return run(problem.calibration.rewritten, to_device(inputs, problem.device))
+    with autocast(problem.device, problem.prepared.execution.precision):
+        return run(problem.prepared.rewritten, to_device(inputs, problem.device))
 
 
 def task_loss(problem: AllocationProblem, batch: Batch) -> Tensor:
     """Compute the mean loss over a batch's samples for the network in its current state."""
     inputs, targets = to_device(batch, problem.device)
-    with autocast(problem.device, problem.calibration.execution.precision):
-        loss = on_given_labels(problem.calibration.loss)
-        return loss(run(problem.calibration.rewritten, inputs), targets) / batch_size(inputs)
+    with autocast(problem.device, problem.prepared.execution.precision):
+        loss = on_given_labels(problem.prepared.loss)
+        return loss(run(problem.prepared.rewritten, inputs), targets) / batch_size(inputs)

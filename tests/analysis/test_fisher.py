@@ -29,7 +29,7 @@ def data():
 def subject(data, estimator, **settings):
     model, calibration, held_out, *_ = data
     prepared = facts.prepare(model, calibration, held_out=(), **settings)
-    return Subject(calibration=prepared, held_out=prepared.on(held_out), estimator=estimator)
+    return Subject(prepared=prepared, held_out=prepared.on(held_out), estimator=estimator)
 
 
 def exact(data, name, layer, shrinkage=(0.0, 0.0)):
@@ -74,7 +74,7 @@ def test_a_layer_without_gradients_is_named():
 
     batches = [(torch.randn(4, 12), torch.randint(12, (4,)))]
     prepared = facts.prepare(Ignored(), batches, held_out=())
-    wanted = Subject(calibration=prepared, held_out=prepared, estimator=ESTIMATORS["svd_llm"]())
+    wanted = Subject(prepared=prepared, held_out=prepared, estimator=ESTIMATORS["svd_llm"]())
     with pytest.raises(ValueError, match="layer ignored: the cosine is not defined"):
         FisherSimilarity(num_probes=2).run(wanted)
     nothing = dict.fromkeys(("operator", "operator_error", "input_side", "grad_side"), 0.0)
@@ -93,7 +93,7 @@ def found():
 
 def held_out_alone(model, batches, compressed=None):
     held_out = facts.prepare(model, batches, held_out=())
-    return Subject(calibration=held_out.on([]), held_out=held_out, compressed=compressed)
+    return Subject(prepared=held_out.on([]), held_out=held_out, compressed=compressed)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -45,7 +45,7 @@ def test_the_gradient_of_the_ranks_is_that_of_finite_differences():
         with replaced_forwards({layer.dense: layer.forward for layer in layers}):
             for layer, rank in zip(layers, ranks, strict=True):
                 layer.rank = rank
-            loss = problem.calibration.loss(problem.model(images), labels)
+            loss = problem.prepared.loss(problem.model(images), labels)
         return loss, sum(layer.cost(rank) for layer, rank in zip(layers, ranks, strict=True)) / 1000
 
     ranks = torch.tensor([2.3, 1.6, 3.1, 4.7, 2.2, 5.4], dtype=torch.float64, requires_grad=True)
@@ -73,7 +73,7 @@ def test_the_decompositions_are_projections_with_the_best_outputs_of_their_rank(
 
 def divergence(problem, plan, temperature):
     """The mean over samples of KL(p ‖ q) at a temperature, of a plan's network."""
-    network, total = problem.calibration.apply(plan, problem.decompositions), []
+    network, total = problem.prepared.apply(plan, problem.decompositions), []
     for x, _ in problem.sensitivity:
         p, q = (torch.log_softmax(each(x) / temperature, dim=-1) for each in (problem.model, network))
         total.append((p.exp() * (p - q)).sum(dim=-1))
@@ -136,7 +136,7 @@ def test_a_supernet_runs_as_the_network_of_any_of_its_plans():
         plan = {name: rng.choice(ranks) for name, ranks in supernet.choices.items()}
         with replaced_forwards(supernet.forwards()), torch.no_grad():
             outputs, dense = supernet.outputs(images, plan), supernet.outputs(images, {})
-        torch.testing.assert_close(outputs, problem.calibration.apply(plan, problem.decompositions)(images))
+        torch.testing.assert_close(outputs, problem.prepared.apply(plan, problem.decompositions)(images))
         torch.testing.assert_close(dense, original, rtol=0, atol=1e-14)
     assert problem.model(images).equal(original)
 

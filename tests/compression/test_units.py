@@ -113,13 +113,11 @@ def problem_of(name):
 def test_at_full_width_outputs_are_the_originals(name):
     """Those of the calls of linear layers, and those of the narrow modules; 1e-10 covers ill-conditioned factors."""
     problem = problem_of(name)
-    calibration, images = problem.calibration, images_of(problem.calibration)
+    calibration, images = problem.prepared, images_of(problem.prepared)
     assert {type(part) for part in problem.parts.values()} == FAMILIES[name][2]
     original = run(calibration.model, images)
     assert relative_error(run(calibration.rewritten, images), original) < EXACT
-    whole = problem.calibration.apply(
-        {name: part.largest for name, part in problem.parts.items()}, problem.decompositions
-    )
+    whole = problem.prepared.apply({name: part.largest for name, part in problem.parts.items()}, problem.decompositions)
     assert relative_error(run(whole, images), original) < EXACT
 
 
@@ -127,9 +125,9 @@ def test_at_full_width_outputs_are_the_originals(name):
 def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     """Each part at half of its width; the weights that are gone are those of the plan."""
     problem = problem_of(name)
-    calibration, images = problem.calibration, images_of(problem.calibration)
+    calibration, images = problem.prepared, images_of(problem.prepared)
     plan = {name: max(1, part.largest // 2) for name, part in problem.parts.items()}
-    narrow = problem.calibration.apply(plan, problem.decompositions)
+    narrow = problem.prepared.apply(plan, problem.decompositions)
     sensitivity, calls = Sensitivity(problem), {}
     for part, rank in plan.items():
         calls |= {call: sensitivity._truncated(call, rank) for call in problem.parts[part].linears}
@@ -138,7 +136,7 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     assert relative_error(run(narrow, images), expected) < EXACT
     assert relative_error(expected, run(calibration.model, images)) > 1e-6
     units = {name: plan[name] for name in calibration.units}
-    alone = problem.calibration.apply(plan | dict.fromkeys(plan.keys() - units.keys()), problem.decompositions)
+    alone = problem.prepared.apply(plan | dict.fromkeys(plan.keys() - units.keys()), problem.decompositions)
     weights = sum(module.weight.numel() for module in alone.modules() if isinstance(module, nn.Linear))
     dense = sum(module.weight.numel() for module in calibration.model.modules() if isinstance(module, nn.Linear))
     parts = [(problem.parts[name], rank) for name, rank in units.items()]
@@ -149,15 +147,15 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
 def test_comcats_mixture_of_one_choice_is_that_choice(name):
     """Each part at its second rank, and each as it is."""
     problem = problem_of(name)
-    images, ranks = images_of(problem.calibration), problem.ranks_of_ratios((0.3, 0.6, 0.9))
+    images, ranks = images_of(problem.prepared), problem.ranks_of_ratios((0.3, 0.6, 0.9))
     mixtures = [Mixture(problem, part, ranks[part]) for part in problem.parts]
     for choice, plan in ((1, {part: ranks[part][1] for part in ranks}), (-1, dict.fromkeys(ranks))):
         for mixture in mixtures:
             mixture.shares = torch.zeros_like(mixture.logits)
             mixture.shares[choice] = 1
         with replaced_forwards({call: own for mixture in mixtures for call, own in mixture.forwards().items()}):
-            found = run(problem.calibration.rewritten, images)
-        assert relative_error(found, run(problem.calibration.apply(plan, problem.decompositions), images)) < EXACT
+            found = run(problem.prepared.rewritten, images)
+        assert relative_error(found, run(problem.prepared.apply(plan, problem.decompositions), images)) < EXACT
 
 
 @pytest.mark.parametrize("name", ["vit", "swin", "convnext", "packed swiglu", "grouped queries, rotated"])
@@ -179,18 +177,18 @@ def test_parts_are_timed_in_networks_that_run(name):
 def test_the_profile_is_that_of_the_slopes_of_each_samples_loss(name):
     """½ mean (∂/∂ε of the loss, with all calls of a unit moved by ε towards their rank)²."""
     problem = problem_of(name)
-    network, calls, sensitivity = problem.calibration.rewritten, problem.calibration.linears, Sensitivity(problem)
+    network, calls, sensitivity = problem.prepared.rewritten, problem.prepared.linears, Sensitivity(problem)
     profiles = exact_profiles(problem, "given", seed=0)
     for name, part in problem.parts.items():
         rank = part.largest // 2
         small = {call: sensitivity._truncated(call, rank) for call in part.linears}
         slopes = []
-        for images, labels in problem.calibration.data:
+        for images, labels in problem.prepared.data:
             for image, label in zip(images, labels, strict=True):
                 step = torch.zeros((), dtype=torch.float64, requires_grad=True)
                 forwards = {calls[call]: moved(calls[call].forward, each, step) for call, each in small.items()}
                 with replaced_forwards(forwards):
-                    loss = problem.calibration.loss(run(network, image[None]), label[None])
+                    loss = problem.prepared.loss(run(network, image[None]), label[None])
                 slopes.append(torch.autograd.grad(loss, step)[0])
         expected = 0.5 * torch.stack(slopes).square().mean()
         torch.testing.assert_close(profiles[name][rank], expected, rtol=1e-7, atol=1e-12 * profiles[name][0].item())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import facts
-from facts.calibration.calibration import centred
+from facts.calibration.prepared_model import centred
 from facts.decomposition import elimination
 from facts.decomposition.elimination import eliminate, elimination_orders
 from facts.decomposition.truncation import by_gram, decompose, decompose_products

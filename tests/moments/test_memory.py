@@ -7,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 import facts
-from facts.calibration.calibration import Execution
+from facts.calibration.prepared_model import Execution
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
 from facts.moments.collect import MemoryPolicy, MomentPass
 from facts.moments.losses import summed_cross_entropy
@@ -128,7 +128,7 @@ class TestLayersAtOnce:
                 collected.append((name, [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]))
             return moments
 
-        monkeypatch.setattr(facts.Calibration, "moments", watched)
+        monkeypatch.setattr(facts.PreparedModel, "moments", watched)
         execution = Execution(memory=MemoryPolicy(layers_at_once=2))
         prepared = facts.prepare(make_sharing(), image_batches([3]), execution=execution)
         prepared.decompositions(FACTS(num_iterations=2))

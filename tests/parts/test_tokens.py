@@ -392,7 +392,7 @@ def test_a_folder_for_every_budget_is_cut(alone, result, tmp_path):
         result = facts.compress(vit(), batches(), parts="tokens", ratio=0.6)
     facts.save_elastic(result, tmp_path)
     assert facts.load_compressed(tmp_path, vit()).model(x).allclose(vit()(x))
-    calibration = result.problem.calibration
+    calibration = result.problem.prepared
     dense = sum(part.flops(None, {}) for part in calibration.parts.values())
     cut = facts.load_compressed(tmp_path, vit(), ratio=0.4)
     assert 0 < cut.summary.costs.spent["flops"] <= cut.summary.costs.budget["flops"] <= 0.4 * dense

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.calibration import Calibration, decompose_layers
 from facts.calibration.data import Data
+from facts.calibration.prepared_model import PreparedModel, decompose_layers
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS
@@ -19,7 +19,7 @@ from tests.networks import image_batches, make_model
 
 def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=(3, 8, 8), **fields):
     """`EveryShape` or another network, decomposed, with half of its FLOPs allowed; fields of either dataclass."""
-    own = {name: fields.pop(name) for name in fields.keys() & Calibration.__dataclass_fields__.keys()}
+    own = {name: fields.pop(name) for name in fields.keys() & PreparedModel.__dataclass_fields__.keys()}
     calibration = facts.prepare(
         model or make_model(),
         image_batches([8, 8], shape=shape),
@@ -36,7 +36,7 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
     decompositions = calibration.decompositions(chosen)
     calibration = replace(calibration, **own).cached_in(cache)
     return AllocationProblem(
-        **{**defaults, "calibration": calibration, "estimator": chosen, "decompositions": decompositions, **fields}
+        **{**defaults, "prepared": calibration, "estimator": chosen, "decompositions": decompositions, **fields}
     )
 
 
@@ -52,7 +52,7 @@ def plain_problem(model, decompositions=None, bounds=None, rows=None, form="plai
 def uncalibrated(model, rows, form="plain"):
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     parts = {name: replace(part_at(model, name, "layers"), rows=rows.get(name, 1)) for name in names}
-    return Calibration(model, model, parts).in_form(FORMS[form]())
+    return PreparedModel(model, model, parts).in_form(FORMS[form]())
 
 
 def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:

@@ -18,7 +18,7 @@ def sample_gradients(problem, targets):
     images = torch.cat([images for images, _ in problem.sensitivity])
     grads = {name: [] for name in problem.layers}
     for image, target in zip(images, targets, strict=True):
-        loss = problem.calibration.loss(problem.model(image[None]), target[None])
+        loss = problem.prepared.loss(problem.model(image[None]), target[None])
         weights = [layer.weight for layer in problem.layers.values()]
         for name, grad in zip(problem.layers, torch.autograd.grad(loss, weights), strict=True):
             grads[name].append(grad)
@@ -60,7 +60,7 @@ def test_labels_are_drawn_from_the_network():
 
 def test_kronecker_profile_is_half_the_discarded_energy_in_the_shrunk_metric():
     problem = make_problem()
-    moments = problem.calibration.moments(FACTS().moments)
+    moments = problem.prepared.moments(FACTS().moments)
     for name, layer in problem.layers.items():
         factors = FACTS().factors(moments[name])
         A, B = shrink(factors.A.double(), 0.1), shrink(factors.B.double(), 0.7)

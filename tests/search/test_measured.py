@@ -60,7 +60,7 @@ def test_losses_are_those_on_the_given_labels():
     _, changed = plain(problem, "grid", 2, lambda model, images: model(images))
     labels = torch.cat([labels for _, labels in problem.sensitivity])
     assert profile["grid"][2] == pytest.approx(nn.functional.cross_entropy(changed, labels).item(), rel=1e-9)
-    drawn = replace(problem, calibration=replace(problem.calibration, loss=SampledLabels(summed_cross_entropy)))
+    drawn = replace(problem, prepared=replace(problem.prepared, loss=SampledLabels(summed_cross_entropy)))
     with pytest.raises(ValueError, match="no labels to measure the loss on"):
         ASVDSearch(of="loss").allocate(drawn)
 

@@ -36,7 +36,7 @@ def test_it_is_within_the_budget_and_never_worse(problem, samples):
 def test_kept_outputs_do_not_change_what_is_measured(problem, samples):
     chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (15, 15, 8, 6), strict=True))
     variants = [counts, counts | {"blocks.2.tokens": 9}, counts | {"blocks.3.tokens": 3}, dict.fromkeys(counts, 9)]
-    network = problem.calibration.apply(counts, problem.decompositions)
+    network = problem.prepared.apply(counts, problem.decompositions)
     for batch, originals in samples:
         originals.append(problem.model(batch[0]))
     found = _measured(problem, network, chain, variants, samples)

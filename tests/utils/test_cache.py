@@ -76,7 +76,7 @@ class TestCompress:
         assert num_keys(precision=torch.bfloat16) == 6
         assert num_keys(loss=sum_of_outputs) == 7
         with monkeypatch.context() as patch:
-            patch.setattr("facts.calibration.calibration.shared_code", lambda: "other code")
+            patch.setattr("facts.calibration.prepared_model.shared_code", lambda: "other code")
             assert num_keys() == 8
             patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
             assert num_keys() == 9

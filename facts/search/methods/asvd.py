@@ -23,7 +23,7 @@ class ASVDSearch(Search):
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        if self.of == "loss" and isinstance(problem.calibration.loss, SampledTargets):
+        if self.of == "loss" and isinstance(problem.prepared.loss, SampledTargets):
             raise ValueError('there are no labels to measure the loss on: give some, or choose of="output"')
         profile = Sensitivity(problem, self.of).profile(problem.ranks_of_ratios(self.ratios))
         entries = [(error, name, rank) for name, errors in profile.items() for rank, error in errors.items() if rank]

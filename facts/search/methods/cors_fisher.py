@@ -48,7 +48,7 @@ class CoRSFisher(MILPSearch):
         offered = _at(profiles, problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS)))
         plan, solution = self.best_plan(problem, offered)
         shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
-        is_divergence = self.labels == "sampled" and problem.calibration.output_error in DIVERGENCES
+        is_divergence = self.labels == "sampled" and problem.prepared.output_error in DIVERGENCES
         predicted = solution.error if is_divergence else None
         return SearchResult(plan, solution, shown, predicted=predicted, offered=offered)
 

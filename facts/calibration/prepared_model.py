@@ -57,7 +57,7 @@ DEFAULT_EXECUTION = Execution()
 
 
 @dataclass(frozen=True)
-class Calibration:
+class PreparedModel:
     """A network that is ready to be compressed, its data and its loss.
 
     A plan gives ranks to the `parts` of the `model`, of `kinds` named in `facts.parts.KINDS`, with low-rank layers in a
@@ -156,7 +156,7 @@ class Calibration:
         linears = self.linears
         return frozenset(n for n, part in self.part_of.items() if part.is_unit and linears[n].bias is not None)
 
-    def on(self, data: Iterable[Any]) -> "Calibration":
+    def on(self, data: Iterable[Any]) -> "PreparedModel":
         return replace(self, data=Data.of(data, self.model))
 
     def data_of(self, data: Iterable[Any], purpose: str) -> Data:
@@ -165,7 +165,7 @@ class Calibration:
         refuse_unreadable(self.model, found, self.execution.precision)
         return found
 
-    def in_form(self, form: Form) -> "Calibration":
+    def in_form(self, form: Form) -> "PreparedModel":
         """The same calibration with low-rank layers in another form."""
         return replace(self, form=form, parts={name: part.in_form(form) for name, part in self.parts.items()})
 
@@ -173,7 +173,7 @@ class Calibration:
         """Copy the model with its parts at the ranks of a plan."""
         return apply(self.model, self.parts, plan, decompositions)
 
-    def cached_in(self, folder: Path | None) -> "Calibration":
+    def cached_in(self, folder: Path | None) -> "PreparedModel":
         """The same calibration with its cache in a folder; None for no cache."""
         return replace(self, execution=replace(self.execution, cache=folder))
 
@@ -273,6 +273,9 @@ class Calibration:
             num_turns,
             {name: part for name, part in self.parts.items() if part.shortens},
         )
+
+
+Calibration = PreparedModel  # its name until 0.1
 
 
 def decompose_layers(
