@@ -1,18 +1,38 @@
-"""One cell: a checked configuration, its parts, and the fingerprint of everything that its result depends on."""
+"""One cell: a configuration and its place in a table, its parts, its state, and the fingerprint of its result."""
 
+import copy
+import json
 import re
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.config import EXTRAS, TASKS, as_json, checked, how_to_install, instantiate, missing_packages, plain
+from experiments.compose import compose
+from experiments.config import (
+    EXTRAS,
+    TASKS,
+    USER_ERRORS,
+    Experiment,
+    as_json,
+    build,
+    checked,
+    how_to_install,
+    in_a_line,
+    instantiate,
+    missing_packages,
+    plain,
+)
 from experiments.methods import Method, method_of
-from experiments.record import MINUTES, Record, machine, read_record
+from experiments.record import MINUTES, Record, Status, key_of, latest_records, machine, read_record
 from facts.analysis.base import Analysis
 from facts.calibration.calibration import Calibration, Execution
 from facts.calibration.prepare import prepare
@@ -38,46 +58,88 @@ LABELS = ("given", "sampled")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 
-@dataclass(frozen=True)
+class State(NamedTuple):
+    """What there is of a cell's result, and for a cell that failed or is blocked the reason."""
+
+    name: Literal["done", "failed", "to do", "blocked"]
+    why: str = ""
+
+
+@dataclass(eq=False)
 class Cell:
-    """A configuration whose parts exist and are within range. The network is built on first use."""
+    """A configuration, its place in a table, and its record; or why it cannot run (`fault`), or why its run failed.
+
+    Its parts are built on first use. They raise `ValueError`, `ImportError` or an `OSError` that says what to change.
+    """
 
     config: DictConfig
-    recipe: Recipe
-    task: Task
-    method: Method
-    analysis: Analysis | None = None
-    finetuning: Finetuning | Recovery | None = None
+    experiment: str = ""
+    row: str = ""
+    column: str = ""
+    draw: int = 0
+    record: Record | None = None
+    fault: str = ""
+    error: str = ""
 
-    @classmethod
-    def of(cls, config: DictConfig) -> Self:
-        """Build all parts except the network. Raises `ValueError` or an `OSError` that says what to change."""
-        check(config)
-        refuse_missing_packages(config)
-        profile = config.profile.name
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was built from the configuration, so that copies build it anew."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @property
+    def status(self) -> Status:
+        if self.error:
+            return "failed"
+        return self.record.status if self.record else "missing"
+
+    def state(self) -> State:
+        """What `recall` has found, or a run since."""
+        if self.error:
+            return State("failed", self.error)
+        if self.record:
+            return State(self.record.status, (self.record.error or "").strip().rpartition("\n")[2])
+        return State("blocked", self.fault) if self.fault else State("to do")
+
+    def check(self) -> None:
+        """Build all parts except the network."""
+        check_values(self.config)
+        refuse_missing_packages(self.config)
         for group in ("model", "task", "analysis", "pruning", "finetuning"):
-            refuse_other_profiles(group, config[group], profile)
-        recipe = instantiate(config.model[profile], kind=Recipe)
-        refuse_other_tasks(recipe, config)
-        analysis, finetuning = (
-            instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
-        )
-        if analysis and analysis.reads_layers and config.parts != "layers":
+            refuse_other_profiles(group, self.config[group], self.profile)
+        refuse_other_tasks(self.recipe, self.config)
+        if self.analysis and self.analysis.reads_layers and self.config.parts != "layers":
             raise ValueError("this analysis covers only layers and their inputs: choose parts=layers with it")
-        method = method_of(config)
-        kinds_of(config.parts)  # now that a user's own, beside a method, are known
-        return cls(
-            config=config,
-            recipe=recipe,
-            task=load_task(as_json(config.task[profile]), f"task.{profile}"),
-            method=method,
-            analysis=analysis,
-            finetuning=finetuning,
-        )
+        _ = self.task, self.finetuning, self.method
+        kinds_of(self.config.parts)  # now that a user's own, beside a method, are known
+
+    @property
+    def profile(self) -> str:
+        return self.config.profile.name
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return instantiate(self.config.model[self.profile], kind=Recipe)
+
+    @cached_property
+    def task(self) -> Task:
+        return load_task(as_json(self.config.task[self.profile]), f"task.{self.profile}")
+
+    @cached_property
+    def method(self) -> Method:
+        return method_of(self.config)
+
+    @cached_property
+    def analysis(self) -> Analysis | None:
+        node = self.config.analysis
+        return instantiate(node[self.profile], kind=Analysis) if node else None
+
+    @cached_property
+    def finetuning(self) -> Finetuning | Recovery | None:
+        node = self.config.finetuning
+        return instantiate(node[self.profile]) if node else None
 
     @cached_property
     def model(self) -> nn.Module:
-        return load_model(as_json(self.config.model[self.config.profile.name]), self.config.hardware.device)
+        return load_model(as_json(self.config.model[self.profile]), self.config.hardware.device)
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -115,11 +177,17 @@ class Cell:
     @property
     def settings(self) -> dict[str, Any]:
         """The configuration for records: resolved, with the recipes of its own profile alone."""
-        return without_others(plain(self.config), self.config.profile.name)
+        return without_others(plain(self.config), self.profile)
 
     @property
-    def words(self) -> str:
-        """The cell in words: its network, method and ratio, and any later steps."""
+    def place(self) -> str:
+        """Its table and its place there, in words; empty outside one."""
+        draw = f"draw {self.draw + 1}" if self.draw else ""
+        return ", ".join(filter(None, (self.experiment, self.row, self.column, draw)))
+
+    @property
+    def label(self) -> str:
+        """What it computes, in words: its network, method and ratio, and any later steps."""
         names: dict[type, str] = {
             kind: name for kinds in (ESTIMATORS, SEARCHES, PRUNERS) for name, kind in kinds.items()
         }
@@ -131,6 +199,19 @@ class Cell:
         after = [node.name for node in (self.config.finetuning, self.config.analysis) if node]
         return " · ".join([self.config.model.name, *(made or ["dense"]), *stages, *after])
 
+    @property
+    def data(self) -> str:
+        """Network, choice of layers, data and labels as text: equal for cells that share a data pass."""
+        parts = (plain(self.config[group][self.profile]) for group in ("model", "task"))
+        return json.dumps([*parts, list(self.config.excluded_names), self.config.labels])
+
+    @property
+    def key(self) -> str:
+        """What tells it from others without network and data, as in `latest_records`."""
+        recipe = as_json(self.config.model[self.profile])
+        task = self.config.task[self.profile]
+        return key_of(self.identity, weights_of(recipe), json.loads(recipe), task.get("num_calibration"))
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Settings that a result depends on: no tracking or paths, and the device only if something is timed."""
@@ -139,7 +220,7 @@ class Cell:
             "results": RESULTS,
             "model": config.model.name,
             "task": config.task.name,
-            "profile": config.profile.name,
+            "profile": self.profile,
             "seed": config.seed,
             "labels": config.labels,
             "analysis": self.analysis and repr(self.analysis),
@@ -191,6 +272,51 @@ class Cell:
         return Execution(PRECISIONS[hardware.precision], memory, timing, cache_errors=self.config.cache is True)
 
 
+def cells_of(experiment: Experiment) -> list[Cell]:
+    """Compose the cell of every row, column and draw of a table, but of those that are not applicable.
+
+    The first draw has the configuration's seed, the others the seeds that follow. The overrides in `mini` precede the
+    row's. Raises `ValueError` for a row or column with a choice that no group has.
+    """
+    first = [f"experiment={experiment.option or experiment.name}", f"task={experiment.task}", *experiment.overrides]
+    in_mini = experiment.mini if HydraConfig.get().runtime.choices["profile"] == "mini" else []
+    draws, cells = range(experiment.seeds if experiment.metrics else 1), []
+    for draw, (row, rows), (column, columns) in product(draws, experiment.rows.items(), experiment.columns.items()):
+        if column in experiment.not_applicable.get(row, {}):
+            continue
+        try:
+            config = compose(*first, *columns, *in_mini, *rows)
+        except ValueError as error:
+            raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
+        config.seed += draw
+        cells.append(Cell(config, experiment.name, row, column, draw))
+    return cells
+
+
+def recall(cells: Iterable[Cell], folder: Path) -> dict[str, Record]:
+    """Give cells their latest records of a folder, or the fault that blocks them; return all of these records.
+
+    Networks and data are not read: only a run notices changed data.
+    """
+    records = latest_records(folder)
+    for cell in cells:
+        built = copy.copy(cell)  # its parts go with it
+        try:
+            built.check()
+            cell.record = records.get(built.key)
+        except USER_ERRORS as error:
+            cell.fault = in_a_line(error)
+    return records
+
+
+def by_data(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Group cells by network and data."""
+    groups = defaultdict(list)
+    for cell in cells:
+        groups[cell.data].append(cell)
+    return list(groups.values())
+
+
 def without_others(node: Any, profile: str) -> Any:
     """Leave the other profiles' recipes out of a configuration."""
     if not isinstance(node, dict):
@@ -204,7 +330,7 @@ def results_folder(config: DictConfig) -> Path:
     return at_home(config.results) / config.profile.name
 
 
-def check(config: DictConfig) -> None:
+def check_values(config: DictConfig) -> None:
     """Check the top-level values. Raises `ValueError` with the field's name."""
     for field, value, allowed in (
         ("profile.name", config.profile.name, PROFILES),
@@ -263,4 +389,10 @@ def load_model(recipe: str, device: str) -> nn.Module:
 @lru_cache(maxsize=1)
 def load_task(recipe: str, key: str) -> Task:
     """Build the task of a JSON recipe from the node `key`; the last one is kept, with its file lists."""
-    return instantiate(OmegaConf.create(recipe), key, Task)
+    return build(recipe, key, Task)
+
+
+@lru_cache
+def weights_of(recipe: str) -> dict[str, str]:
+    """Provenance of a recipe's weights, cached because hashing a large file takes time."""
+    return instantiate(OmegaConf.create(recipe)).provenance()

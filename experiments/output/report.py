@@ -16,11 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 from PIL import Image
 
-from experiments.config import Experiment, is_ours
-from experiments.grid import Status
+from experiments.compose import is_ours
+from experiments.config import Experiment
 from experiments.output.tables import DEVIATIONS, ERRORS, Entry, arrange, as_text, in_paper, is_level, read_entries
 from experiments.paper import paper_values
-from experiments.record import Record, published_records, read_record
+from experiments.record import Record, Status, published_records, read_record
 from facts.utils.files import replacing
 from facts.utils.version import RESULTS
 

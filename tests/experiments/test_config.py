@@ -15,12 +15,12 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf, open_dict
 
 import experiments.baselines
-from experiments.cell import Cell, check
-from experiments.config import CONF, composed, instantiate, read_experiment
-from experiments.grid import cell_of, chosen_experiments, completed
+from experiments.cell import cells_of, check_values
+from experiments.compose import CONF, composed, jobs_of, read_experiment
+from experiments.config import instantiate
+from experiments.grid import chosen_experiments, completed
 from experiments.output.results import DRAWINGS
 from experiments.paper import FOLDER, paper_values
-from experiments.plan import jobs_of
 from facts.analysis import Analysis
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
@@ -188,10 +188,10 @@ def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
         assert OmegaConf.is_struct(found) and found.model is not expected.model
 
 
-def test_a_choice_without_its_packages_says_how_to_install_them(cell_config, without_module):
+def test_a_choice_without_its_packages_says_how_to_install_them(make_cell, without_module):
     without_module("mmdet")
     with pytest.raises(ImportError, match=r"^task=coco needs mmdet: make install-detection$"):
-        Cell.of(cell_config("model=mask_rcnn_swin_b", "task=coco"))
+        make_cell("model=mask_rcnn_swin_b", "task=coco").check()
 
 
 @pytest.mark.attack
@@ -214,9 +214,9 @@ def test_a_choice_without_its_packages_says_how_to_install_them(cell_config, wit
         pytest.param(["hardware=cuda"], "torch sees no GPU here; choose hardware=cpu", marks=WITHOUT_GPU),
     ],
 )
-def test_values_out_of_range_are_named_before_any_work(cell_config, overrides, message):
+def test_values_out_of_range_are_named_before_any_work(make_cell, overrides, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        Cell.of(cell_config(*overrides))
+        make_cell(*overrides).check()
     assert "\n" not in str(caught.value)
 
 
@@ -243,7 +243,7 @@ def documented() -> list[tuple[str, ...]]:
 @pytest.mark.system
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
 def test_a_documented_command_composes(command, composing, every_extra, monkeypatch):
-    """And the first cell of a table of each task."""
+    """And the cells of its tables."""
     name, *overrides = command
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
     with composing():
@@ -253,8 +253,6 @@ def test_a_documented_command_composes(command, composing, every_extra, monkeypa
             HydraConfig.instance().set_config(config)
             with open_dict(config):
                 del config["hydra"]
-            check(config)
-            if name == "reproduce":
-                experiments = list(chosen_experiments(config))
-                for experiment in {experiment.task: experiment for experiment in experiments}.values():
-                    cell_of(experiment, next(iter(experiment.rows)), next(iter(experiment.columns)))
+            check_values(config)
+            for experiment in chosen_experiments(config) if name == "reproduce" else ():
+                assert cells_of(experiment)
