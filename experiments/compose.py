@@ -173,6 +173,7 @@ def _chosen(loader: ConfigLoader, *choices: str) -> bytes:
     for each in parsed:
         group, name = each.key_or_group, each.value()
         option = _option(loader, group, name) if group in APART - others and isinstance(name, str) else None
+        read.pop(group, None)  # the last one counts
         if option:
             read[group] = option
         else:

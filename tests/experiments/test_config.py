@@ -178,14 +178,29 @@ def test_every_other_choice_composes_and_resolves(cell_config):
         ["ratio=0.3", "model=swin_b", "estimator.shrinkage_row=0.5", "search=cors", "hardware.timing.num_turns=3"],
         ["search=flora", "parts=units", "form=plain", "~finetuning", "bounds={params: 0.6}", "ratio=${seed}"],
         ["experiment=baselines", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
+        ["experiment=segmentation", "task=ade20k", "model=upernet_deit_b", "estimator=pela", "stages=pela"],
+        ["experiment=imagenet", "hardware=cuda", "profile=paper", "pruning=nvit", "finetuning=pruned"],
+        ["experiment=tokens", "profile=photos", "model=deit_tiny", "finetuning=recovery", "finetuning=[]"],
+        ["experiment=throughput_precisions", "task=digits", "analysis=device", "analysis=throughput", "seed=3"],
+        ["estimator=facts.estimators.FACTS", "estimator.grad_clip=null", "search=facts.search.CoRS", "task=coco"],
     ],
 )
-def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
+def test_cells_are_composed_to_what_hydra_gives(composing, overrides):
+    """Most of their choices are read apart from Hydra, which takes its time."""
     with composing():
         first, second, expected = composed(*overrides), composed(*overrides), compose("run", overrides)
     for found in (first, second):
         assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+        assert OmegaConf.to_yaml(found, resolve=True) == OmegaConf.to_yaml(expected, resolve=True)
         assert OmegaConf.is_struct(found) and found.model is not expected.model
+        assert all(OmegaConf.get_type(found, key) == OmegaConf.get_type(expected, key) for key in expected)
+
+
+def test_most_choices_do_not_need_hydra(composing, monkeypatch):
+    with composing():
+        composed("model=deit_b")
+        monkeypatch.setattr("experiments.compose.hydra.compose", lambda *_: pytest.fail("composed"))
+        composed("experiment=contributions", "model=swin_l", "estimator=asvd", "search=asvd", "ratio=0.1", "task=coco")
 
 
 def test_a_choice_without_its_packages_says_how_to_install_them(make_cell, without_module):
