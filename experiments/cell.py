@@ -19,16 +19,18 @@ from torch import nn
 from experiments.compose import compose
 from experiments.config import (
     EXTRAS,
+    PROFILES,
     TASKS,
     USER_ERRORS,
     Experiment,
     as_json,
     build,
-    checked,
+    from_fields,
     how_to_install,
     in_a_line,
     instantiate,
     missing_packages,
+    of_profile,
     plain,
 )
 from experiments.methods import Method, method_of
@@ -53,9 +55,6 @@ from facts.utils.files import at_home, writable_folder
 from facts.utils.version import RESULTS
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROFILES = ("mini", "photos", "paper")
-LABELS = ("given", "sampled")
-MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 
 class State(NamedTuple):
@@ -99,12 +98,15 @@ class Cell:
             return State(self.record.status, (self.record.error or "").strip().rpartition("\n")[2])
         return State("blocked", self.fault) if self.fault else State("to do")
 
+    @property
+    def is_left(self) -> bool:
+        """Whether it is to do, or to be tried again."""
+        return self.state().name in ("to do", "failed")
+
     def check(self) -> None:
         """Build all parts except the network."""
         check_values(self.config)
         refuse_missing_packages(self.config)
-        for group in ("model", "task", "analysis", "pruning", "finetuning"):
-            refuse_other_profiles(group, self.config[group], self.profile)
         refuse_other_tasks(self.recipe, self.config)
         if self.analysis and self.analysis.reads_layers and self.config.parts != "layers":
             raise ValueError("this analysis covers only layers and their inputs: choose parts=layers with it")
@@ -117,11 +119,11 @@ class Cell:
 
     @cached_property
     def recipe(self) -> Recipe:
-        return instantiate(self.config.model[self.profile], kind=Recipe)
+        return instantiate(of_profile(self.config, "model"), kind=Recipe)
 
     @cached_property
     def task(self) -> Task:
-        return load_task(as_json(self.config.task[self.profile]), f"task.{self.profile}")
+        return load_task(as_json(of_profile(self.config, "task")), f"task.{self.profile}")
 
     @cached_property
     def method(self) -> Method:
@@ -129,13 +131,13 @@ class Cell:
 
     @cached_property
     def analysis(self) -> Analysis | None:
-        node = self.config.analysis
-        return instantiate(node[self.profile], kind=Analysis) if node else None
+        node = of_profile(self.config, "analysis")
+        return node and instantiate(node, kind=Analysis)
 
     @cached_property
     def finetuning(self) -> Finetuning | Recovery | None:
-        node = self.config.finetuning
-        return instantiate(node[self.profile]) if node else None
+        node = of_profile(self.config, "finetuning")
+        return node and instantiate(node)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -188,9 +190,8 @@ class Cell:
     @property
     def label(self) -> str:
         """What it computes, in words: its network, method and ratio, and any later steps."""
-        names: dict[type, str] = {
-            kind: name for kinds in (ESTIMATORS, SEARCHES, PRUNERS) for name, kind in kinds.items()
-        }
+        known = (ESTIMATORS, SEARCHES, PRUNERS)
+        names: dict[type, str] = {kind: name for kinds in known for name, kind in kinds.items()}
         made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
         if made:
             made += [str(self.config.ratio), *(kind for kind in self.config.parts.split(",") if kind != "layers")]
@@ -268,7 +269,7 @@ class Cell:
     @property
     def execution(self) -> Execution:
         hardware = self.config.hardware
-        memory, timing = checked(MemoryPolicy, hardware.memory), checked(TimingPolicy, hardware.timing)
+        memory, timing = from_fields(MemoryPolicy, hardware.memory), from_fields(TimingPolicy, hardware.timing)
         return Execution(PRECISIONS[hardware.precision], memory, timing, cache_errors=self.config.cache is True)
 
 
@@ -334,12 +335,12 @@ def check_values(config: DictConfig) -> None:
     """Check the top-level values. Raises `ValueError` with the field's name."""
     for field, value, allowed in (
         ("profile.name", config.profile.name, PROFILES),
-        ("labels", config.labels, LABELS),
+        ("labels", config.labels, ("given", "sampled")),
         ("form", config.form, FORMS),
         ("cache", config.cache, (True, False, "decompositions")),
         ("tracking.mode", config.tracking.mode, ("online", "offline", "disabled")),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
-        ("hardware.matmul_precision", config.hardware.matmul_precision, MATMUL_PRECISIONS),
+        ("hardware.matmul_precision", config.hardware.matmul_precision, ("highest", "high", "medium")),
     ):
         if value not in allowed:
             raise ValueError(f"{field} must be one of {', '.join(map(str, allowed))}, got {value!r}")
@@ -347,8 +348,8 @@ def check_values(config: DictConfig) -> None:
     for field, value, among in (("seed", config.seed, range(2**32)), ("hardware.num_threads", threads, range(1, 4096))):
         if value is not None and value not in among:
             raise ValueError(f"{field} must be an integer from {among[0]} to {among[-1]}, got {value}")
-    checked(MemoryPolicy, config.hardware.memory)
-    checked(TimingPolicy, config.hardware.timing)
+    from_fields(MemoryPolicy, config.hardware.memory)
+    from_fields(TimingPolicy, config.hardware.timing)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):
         raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():
@@ -361,13 +362,6 @@ def refuse_missing_packages(config: DictConfig) -> None:
         extra = EXTRAS.get(config[group].name) if config[group] else None
         if extra and (missing := missing_packages(extra)):
             raise ImportError(f"{group}={config[group].name} needs {', '.join(missing)}: {how_to_install(extra)}")
-
-
-def refuse_other_profiles(group: str, node: DictConfig | None, profile: str) -> None:
-    """Raise `ValueError` for a choice without settings for the profile."""
-    has = [name for name in PROFILES if node and not OmegaConf.is_missing(node, name) and node[name] is not None]
-    if node and profile not in has:
-        raise ValueError(f"{group}={node.name} has no settings for profile={profile}, only for {' and '.join(has)}")
 
 
 def refuse_other_tasks(recipe: Recipe, config: DictConfig) -> None:

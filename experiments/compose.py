@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
 # Groups that set no other's fields, whose own no other sets.
-APART = {"analysis", "estimator", "experiment", "finetuning", "model", "pruning", "search", "task"}
+SELF_CONTAINED = {"analysis", "estimator", "experiment", "finetuning", "model", "pruning", "search", "task"}
 FULL = "HYDRA_FULL_ERROR"  # 1: errors are shown in full
 LAUNCHERS = {"ray": "ray", **dict.fromkeys(("joblib", "submitit_local", "submitit_slurm"), "sweep")}
 
@@ -58,7 +58,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             except USER_ERRORS as error:
                 if given == "1":
                     raise
-                raise SystemExit(told(error)) from error
+                raise SystemExit(format_error(error)) from error
             finally:
                 del os.environ[FULL]
                 os.environ |= {} if given is None else {FULL: given}
@@ -73,7 +73,7 @@ def say_what_takes_seconds() -> None:
         log.info("loading PyTorch, which takes seconds")
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """What a command says of an error at its end."""
     return f"error: {in_a_line(error)} ({FULL}=1 shows where)"
 
@@ -161,7 +161,7 @@ def _is_group(loader: ConfigLoader, key: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _chosen(loader: ConfigLoader, *choices: str) -> bytes:
-    """Compose choices. Hydra takes a fifth of a second, so those of groups `APART` are read, and put in, on their own.
+    """Compose choices. Hydra takes a fifth of a second, so those of `SELF_CONTAINED` groups are read on their own.
 
     Returns a pickle: to load one is six times as fast as a deep copy.
     """
@@ -172,7 +172,7 @@ def _chosen(loader: ConfigLoader, *choices: str) -> bytes:
     read, rest = dict[str, bytes](), []
     for each in parsed:
         group, name = each.key_or_group, each.value()
-        option = _option(loader, group, name) if group in APART - others and isinstance(name, str) else None
+        option = _option(loader, group, name) if group in SELF_CONTAINED - others and isinstance(name, str) else None
         read.pop(group, None)  # the last one counts
         if option:
             read[group] = option

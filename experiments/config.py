@@ -36,6 +36,7 @@ EXTRAS = {  # by the name of an analysis, a pruning method or a task
 }
 OF_TABLES = {"experiment", "axis", "values", "seeds", "plan", "force", "part", "workers"}  # keys that no cell has
 USER_ERRORS = (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException, YAMLError)
+PROFILES = ("mini", "photos", "paper")
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
 
@@ -196,6 +197,17 @@ def build(text: str, place: str, kind: type = object) -> Any:
 _built = lru_cache(maxsize=256)(build)
 
 
+def of_profile(config: DictConfig, group: str) -> Any:
+    """What a configuration chooses in a group, for its profile; None without a choice. Raises `ValueError`."""
+    node, profile = config[group], config.profile.name
+    if not node:
+        return None
+    has = [name for name in PROFILES if not OmegaConf.is_missing(node, name) and node[name] is not None]
+    if profile not in has:
+        raise ValueError(f"{group}={node.name} has no settings for profile={profile}, only for {' and '.join(has)}")
+    return node[profile]
+
+
 def check_is_group(node: Any) -> None:
     """Raise `ValueError` for a single value where a group of fields is expected."""
     if not OmegaConf.is_config(node):
@@ -204,7 +216,7 @@ def check_is_group(node: Any) -> None:
         )
 
 
-def checked(kind: type[T], node: DictConfig) -> T:
+def from_fields(kind: type[T], node: DictConfig) -> T:
     """Build an object from the fields of a node without a target. Raises `ValueError` as `instantiate` does."""
     check_is_group(node)
     try:

@@ -29,20 +29,19 @@ def show_plan(experiments: list[Experiment], tables: list[list[Cell]], folder: P
     needs.caption += "docs/reproducing.md has estimates for one A100."
     every, blocked = list[Cell](), Counter[str]()
     for experiment, cells in zip(experiments, tables, strict=True):
-        states = {cell: cell.state() for cell in cells}
         # If any of several draws is not done, it is shown.
-        last = sorted(states.items(), key=lambda pair: pair[1].name != "done")
-        shown = {(cell.row, cell.column): state.name for cell, state in last}
+        states = sorted(((cell, cell.state()) for cell in cells), key=lambda pair: pair[1].name != "done")
+        shown = {(cell.row, cell.column): state.name for cell, state in states}
         table = Table("", *map(escape, experiment.columns), title=escape(experiment.title))
         for row in experiment.rows:
             table.add_row(escape(row), *(shown.get((row, column), "n.a.") for column in experiment.columns))
         console.print(table)
-        if left := [cell for cell, state in states.items() if state.name in ("to do", "failed")]:
+        if left := [cell for cell in cells if cell.is_left]:
             needs.add_row(escape(experiment.name), str(len(left)), time_of(left, times))
         every += left
-        blocked.update(state.why for state in states.values() if state.name == "blocked")
-    for why, number in blocked.items():
-        console.print(f"{number:,} cells are blocked: {escape(why)}", soft_wrap=True)
+        blocked.update(cell.fault for cell in cells if cell.fault)
+    for fault, number in blocked.items():
+        console.print(f"{number:,} cells are blocked: {escape(fault)}", soft_wrap=True)
     if every:
         needs.add_row("together", str(len(every)), time_of(every, times))
         console.print(needs)

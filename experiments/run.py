@@ -9,7 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.compose import command, given_overrides, jobs_of, say_what_takes_seconds, told
+from experiments.compose import command, format_error, given_overrides, jobs_of, say_what_takes_seconds
 from experiments.config import OF_TABLES, USER_ERRORS
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class CheckedSweep(Callback):
             jobs = jobs_of(config.hydra.overrides.task)
             self.cells = sweep_of(jobs) if kwargs["config_name"] == "run" else {}
         except USER_ERRORS as error:
-            raise SystemExit(told(error)) from error  # Hydra makes warnings of other exceptions
+            raise SystemExit(format_error(error)) from error  # Hydra makes warnings of other exceptions
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from rich.console import Console

@@ -22,9 +22,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from experiments.cell import Cell
-from experiments.compose import told
+from experiments.compose import format_error
 from experiments.config import USER_ERRORS
-from experiments.methods import Product
+from experiments.methods import CompressedModel
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, flat, packed, write_record
 from facts.analysis.base import Subject
@@ -52,7 +52,7 @@ def started(under_torchrun: bool = False) -> Iterator[None]:
     except USER_ERRORS as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        raise SystemExit(told(error)) from error
+        raise SystemExit(format_error(error)) from error
 
 
 def run_part(part: list[Cell]) -> list[Cell]:
@@ -62,14 +62,14 @@ def run_part(part: list[Cell]) -> list[Cell]:
     process may be waiting for its turn to measure.
     """
     folder, elsewhere = part[0].folder, []
-    with beside_others(folder):
+    with shared_lock(folder):
         share_data_pass(part)
     for cell in part:
-        with beside_others(folder):
-            if not fill(cell, wait=False):
+        with shared_lock(folder):
+            if not run_or_defer(cell, wait=False):
                 elsewhere.append(cell)
     for cell in elsewhere:
-        fill(cell, wait=True)
+        run_or_defer(cell, wait=True)
     return part
 
 
@@ -98,11 +98,11 @@ def collect_moments(cells: list[Cell]) -> None:
         analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
 
 
-def fill(cell: Cell, wait: bool) -> bool:
+def run_or_defer(cell: Cell, wait: bool) -> bool:
     """Run a cell; return False if another process runs it and `wait` is False."""
     cell.record, cell.error = None, ""
     try:
-        with alone() if cell.runs_alone else nullcontext():
+        with exclusive_lock() if cell.runs_alone else nullcontext():
             run_cell(cell, wait)
     except HeldElsewhere:
         return False
@@ -192,7 +192,7 @@ def attempt(cell: Cell, number: int) -> Record:
 
 
 @contextmanager
-def beside_others(folder: Path) -> Iterator[None]:
+def shared_lock(folder: Path) -> Iterator[None]:
     """Run the block alongside this machine's other processes, but not during their measurements."""
     global _shared
     _shared = ReadWriteLock(writable_folder(folder / "locks") / f"{platform.node()}.db")
@@ -204,8 +204,8 @@ def beside_others(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Run part of a `beside_others` block while no other process is in its own; outside one or nested, do not wait."""
+def exclusive_lock() -> Iterator[None]:
+    """Run part of a `shared_lock` block while no other process is in its own; outside one or nested, do not wait."""
     global _shared
     if _shared is None:
         yield
@@ -240,7 +240,7 @@ def measure(cell: Cell) -> dict[str, Any]:
             estimator=cell.method.needed_estimator,
             compressed=None if model is cell.model else model,
         )
-        with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
+        with exclusive_lock() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
             findings = analysis.run(subject)
         metrics |= findings.metrics
         outcomes |= findings.outcomes
@@ -249,7 +249,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {**fields, "metrics": metrics, "outcomes": shares, "seconds": seconds}
 
 
-def trained(product: Product, cell: Cell) -> Product:
+def trained(product: CompressedModel, cell: Cell) -> CompressedModel:
     """Train a network by the cell's recipe: on the task's training data, or on calibration inputs without labels."""
     model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
     if isinstance(cell.finetuning, Recovery):

@@ -69,24 +69,19 @@ def test_the_doctor_names_each_reason_once(make_cell, without_module, monkeypatc
     given = ["tracking=online", "profile=paper", f"imagenet={tmp_path}"]
     random, missing = "model.paper.weights=random", f"checkpoints={tmp_path}"
     cells = [make_cell(*given, each) for each in (missing, random, "ratio=2", "analysis=token_coupling", missing)]
-    config = make_cell("tracking=online", "results=/dev/null").config
+    config = make_cell(*given, "results=/dev/null").config
     with pytest.raises(SystemExit, match="force=true"):
         look_first(config, cells, Console(width=80))
     found = re.findall("problem  (.*)", capsys.readouterr().out)
-    assert len(found) == 6
-    for line, part in zip(
-        found,
-        (
-            "tracking: W&B online without an account",
-            "disk: cannot write to the folder /dev/null",
-            "no checkpoint",
-            "data of classification: no ImageNet at",
-            "ratio is the fraction that remains",
-            "analysis=token_coupling needs hyppo: pip install -e '.[analysis]'",
-        ),
-        strict=True,
-    ):
-        assert part in line
+    expected = (
+        "tracking: W&B online without an account",
+        "disk: cannot write to the folder /dev/null",
+        "no checkpoint",
+        "ratio is the fraction that remains",
+        "analysis=token_coupling needs hyppo: pip install -e '.[analysis]'",
+        "data of classification: no ImageNet at",
+    )
+    assert len(found) == len(expected) and all(part in line for part, line in zip(expected, found, strict=True)), found
     config.force = True
     look_first(config, cells, Console(width=80))
 

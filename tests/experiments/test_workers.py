@@ -24,7 +24,7 @@ import experiments.workers
 from experiments.cell import Cell
 from experiments.compose import CONF
 from experiments.grid import warn_of_misspelt_metrics
-from experiments.runner import alone, beside_others, reason_of
+from experiments.runner import exclusive_lock, reason_of, shared_lock
 from experiments.workers import finished, run_tables, warn_of_unknown_metrics
 from tests.records import demo, make_record
 
@@ -61,7 +61,7 @@ def steps(monkeypatch) -> list[tuple[str, str, str]]:
     monkeypatch.setattr(experiments.runner, "share_data_pass", share_data_pass)
     monkeypatch.setattr(experiments.runner, "run_cell", run_cell)
     monkeypatch.setattr(Cell, "runs_alone", False)
-    monkeypatch.setattr(experiments.runner, "beside_others", lambda folder: nullcontext())
+    monkeypatch.setattr(experiments.runner, "shared_lock", lambda folder: nullcontext())
     return steps
 
 
@@ -198,12 +198,12 @@ threading.Thread(target=watch, daemon=True).start()
 def work(folder, measures, events):
     """Two cells, of which the first measures time in its middle if it is to."""
     for _ in range(2):
-        with beside_others(folder):
+        with shared_lock(folder):
             events.put((time.monotonic(), +1))
             time.sleep(0.1)
             if measures:
                 events.put((time.monotonic(), -1))
-                with alone():
+                with exclusive_lock():
                     start = time.monotonic()
                     time.sleep(0.2)
                     events.put((start, time.monotonic()))
