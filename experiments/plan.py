@@ -66,9 +66,9 @@ def times_of(records: Iterable[Record]) -> dict[tuple[str, ...], list[float]]:
 
 def time_of(cells: list[Cell], times: Mapping[tuple[str, ...], list[float]]) -> str:
     """Describe the time that cells take one after another."""
-    seconds = [median(times[key]) for cell in cells if (key := choices(cell.config)) in times]
-    text = str(timedelta(seconds=round(sum(seconds)))) if seconds else "unknown"
-    return text if len(seconds) in (0, len(cells)) else f"{text} for {len(seconds)} of them"
+    known = [times[key] for key in map(choices, (cell.config for cell in cells)) if key in times]
+    text = str(timedelta(seconds=round(sum(map(median, known))))) if known else "unknown"
+    return text if len(known) in (0, len(cells)) else f"{text} for {len(known)} of them"
 
 
 def sweep_of(jobs: list[tuple[str, ...]]) -> dict[tuple[str, ...], Cell]:
