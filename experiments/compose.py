@@ -199,14 +199,13 @@ def _composed(loader: ConfigLoader, *choices: str) -> bytes:
 @lru_cache(maxsize=256)
 def _option(loader: ConfigLoader, group: str, name: str) -> bytes | None:
     """Merge a group's choice into the schema, as a pickle; None if more than files of its own group make it."""
-    if files := _files(loader, group, name):
-        schema = OmegaConf.structured(Config)
+    files, schema = _files(loader, group, name), OmegaConf.structured(Config)
+    try:
         for file in files:
             schema.merge_with({group: file})
-        node = schema._get_node(group)
-        node._set_parent(None)
-        return pickle.dumps(node)
-    return None
+    except OmegaConfBaseException:
+        return None  # Hydra says where it is wrong
+    return pickle.dumps(schema[group]) if files else None
 
 
 @lru_cache(maxsize=256)
