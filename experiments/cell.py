@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.compose import compose
+from experiments.compose import composed, given_to_cells
 from experiments.config import (
     EXTRAS,
     PROFILES,
@@ -279,14 +279,15 @@ def cells_of(experiment: Experiment) -> list[Cell]:
     The first draw has the configuration's seed, the others the seeds that follow. The overrides in `mini` precede the
     row's. Raises `ValueError` for a row or column with a choice that no group has.
     """
-    first = [f"experiment={experiment.option or experiment.name}", f"task={experiment.task}", *experiment.overrides]
+    first = [*given_to_cells(), f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
+    first += experiment.overrides
     in_mini = experiment.mini if HydraConfig.get().runtime.choices["profile"] == "mini" else []
     draws, cells = range(experiment.seeds if experiment.metrics else 1), []
     for draw, (row, rows), (column, columns) in product(draws, experiment.rows.items(), experiment.columns.items()):
         if column in experiment.not_applicable.get(row, {}):
             continue
         try:
-            config = compose(*first, *columns, *in_mini, *rows)
+            config = composed(*first, *columns, *in_mini, *rows)
         except ValueError as error:
             raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
         config.seed += draw

@@ -33,6 +33,7 @@ PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
 # Groups that set no other's fields, whose own no other sets.
 SELF_CONTAINED = {"analysis", "estimator", "experiment", "finetuning", "model", "pruning", "search", "task"}
+SCHEMA = pickle.dumps(OmegaConf.structured(Config))
 FULL = "HYDRA_FULL_ERROR"  # 1: errors are shown in full
 LAUNCHERS = {"ray": "ray", **dict.fromkeys(("joblib", "submitit_local", "submitit_slurm"), "sweep")}
 
@@ -126,10 +127,9 @@ def jobs_of(overrides: list[str]) -> list[tuple[str, ...]]:
     raise ValueError("the sweep has no runs: a glob matches nothing, or a range is empty")
 
 
-def compose(*overrides: str) -> DictConfig:
-    """Compose a cell: the command line's overrides, then these. Raises `ValueError` as `composed` does."""
-    given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
-    return composed(*given, *overrides)
+def given_to_cells() -> list[str]:
+    """The overrides of the command line that cells of tables begin with."""
+    return [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
 
 
 @_as_value_error()
@@ -175,37 +175,39 @@ def _chosen(loader: ConfigLoader, *choices: str) -> bytes:
     others = {each.key_or_group.partition(".")[0] for each in parsed if each.type != OverrideType.CHANGE}
     if any(each.key_or_group == "stages" for each in parsed):
         others.add("model")  # which these name
-    read, rest = dict[str, bytes](), []
+    read, rest = dict[str, str](), []
     for each in parsed:
         group, name = each.key_or_group, each.value()
-        option = _option(loader, group, name) if group in SELF_CONTAINED - others and isinstance(name, str) else None
         read.pop(group, None)  # the last one counts
-        if option:
-            read[group] = option
+        if group in SELF_CONTAINED - others and isinstance(name, str) and _option(loader, group, name):
+            read[group] = name
         else:
             rest.append(str(each.input_line))
-    config = pickle.loads(_composed(loader, *rest))
+    return _put(loader, tuple(rest), tuple(read.items()))
+
+
+@lru_cache(maxsize=1024)
+def _put(loader: ConfigLoader, composed: tuple[str, ...], read: tuple[tuple[str, str], ...]) -> bytes:
+    """Put options that are read into what Hydra composes, the last one into what the others give."""
+    if not read:
+        return pickle.dumps(hydra.compose("run", [*composed]))
+    *before, (group, name) = read
+    config = pickle.loads(_put(loader, composed, tuple(before)))
     with flag_override(config, "no_deepcopy_set_nodes", True):
-        for group, option in read.items():
-            config[group] = pickle.loads(option)
+        config[group] = pickle.loads(_option(loader, group, name))
     return pickle.dumps(config)
 
 
 @lru_cache(maxsize=256)
-def _composed(loader: ConfigLoader, *choices: str) -> bytes:
-    return pickle.dumps(hydra.compose("run", [*choices]))
-
-
-@lru_cache(maxsize=256)
-def _option(loader: ConfigLoader, group: str, name: str) -> bytes | None:
-    """Merge a group's choice into the schema, as a pickle; None if more than files of its own group make it."""
-    files, schema = _files(loader, group, name), OmegaConf.structured(Config)
+def _option(loader: ConfigLoader, group: str, name: str) -> bytes:
+    """Merge a group's choice into the schema, as a pickle; empty if more than files of its own group make it."""
+    files, schema = _files(loader, group, name), pickle.loads(SCHEMA)
     try:
         for file in files:
             schema.merge_with({group: file})
     except OmegaConfBaseException:
-        return None  # Hydra says where it is wrong
-    return pickle.dumps(schema[group]) if files else None
+        return b""  # Hydra says where it is wrong
+    return pickle.dumps(schema[group]) if files else b""
 
 
 @lru_cache(maxsize=256)

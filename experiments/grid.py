@@ -16,7 +16,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.compose import compose, given_overrides, is_ours, options_of_group, read_experiment, read_file
+from experiments.compose import (
+    composed,
+    given_overrides,
+    given_to_cells,
+    is_ours,
+    options_of_group,
+    read_experiment,
+    read_file,
+)
 from experiments.config import EXTRAS, OF_TABLES, Experiment, missing_packages, plain
 from facts.utils.options import faults_of
 
@@ -201,8 +209,8 @@ def ablation_of(config: DictConfig) -> Experiment:
     }
     if "model" in keys:
         experiment.columns = {config.model.title: []}
-    start = f"experiment={experiment.option}", f"task={experiment.task}"
-    columns = {title: compose(*start, *overrides) for title, overrides in experiment.columns.items()}
+    start = [*given_to_cells(), f"experiment={experiment.option}", f"task={experiment.task}"]
+    columns = {title: composed(*start, *overrides) for title, overrides in experiment.columns.items()}
     choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no paths
     if experiment.name == experiment.option:
         values = [override.partition("=")[2] for overrides in experiment.rows.values() for override in overrides]

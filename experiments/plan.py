@@ -18,6 +18,7 @@ from experiments.config import USER_ERRORS, Experiment, in_a_line
 from experiments.record import Record, published_records
 
 TIMED = ("profile", "model", "task", "estimator", "search", "pruning", "finetuning", "stages", "analysis")
+Choices = tuple[str, ...]
 
 
 def show_plan(experiments: list[Experiment], tables: list[list[Cell]], folder: Path, console: Console) -> None:
@@ -27,7 +28,7 @@ def show_plan(experiments: list[Experiment], tables: list[list[Cell]], folder: P
     needs = Table("", "cells", "time", title="The open cells, with nothing cached")
     needs.caption = "Times are sums of medians of earlier cells with the same network and method. "
     needs.caption += "docs/reproducing.md has estimates for one A100."
-    every, blocked = list[Cell](), Counter[str]()
+    every, blocked = list[Choices](), Counter[str]()
     for experiment, cells in zip(experiments, tables, strict=True):
         # If any of several draws is not done, it is shown.
         states = sorted(((cell, cell.state()) for cell in cells), key=lambda pair: pair[1].name != "done")
@@ -36,7 +37,7 @@ def show_plan(experiments: list[Experiment], tables: list[list[Cell]], folder: P
         for row in experiment.rows:
             table.add_row(escape(row), *(shown.get((row, column), "n.a.") for column in experiment.columns))
         console.print(table)
-        if left := [cell for cell in cells if cell.is_left]:
+        if left := [choices(cell.config) for cell in cells if cell.is_left]:
             needs.add_row(escape(experiment.name), str(len(left)), time_of(left, times))
         every += left
         blocked.update(cell.fault for cell in cells if cell.fault)
@@ -49,13 +50,13 @@ def show_plan(experiments: list[Experiment], tables: list[list[Cell]], folder: P
         console.print("Nothing is left to do.")
 
 
-def choices(config: Mapping[Any, Any]) -> tuple[str, ...]:
+def choices(config: Mapping[Any, Any]) -> Choices:
     """The targets or names that a configuration chooses in `TIMED`, empty for a group without a choice."""
     nodes = [(group, config.get(group)) for group in TIMED]
     return tuple((node.get("_target_") or node.get("name") or group) if node else "" for group, node in nodes)
 
 
-def times_of(records: Iterable[Record]) -> dict[tuple[str, ...], list[float]]:
+def times_of(records: Iterable[Record]) -> dict[Choices, list[float]]:
     """Collect seconds of cells by network and method."""
     times = defaultdict(list)
     for record in records:
@@ -64,10 +65,10 @@ def times_of(records: Iterable[Record]) -> dict[tuple[str, ...], list[float]]:
     return times
 
 
-def time_of(cells: list[Cell], times: Mapping[tuple[str, ...], list[float]]) -> str:
+def time_of(cells: list[Choices], times: Mapping[Choices, list[float]]) -> str:
     """Describe the time that cells take one after another."""
-    known = [times[key] for key in map(choices, (cell.config for cell in cells)) if key in times]
-    text = str(timedelta(seconds=round(sum(map(median, known))))) if known else "unknown"
+    known = [median(times[each]) for each in cells if each in times]
+    text = str(timedelta(seconds=round(sum(known)))) if known else "unknown"
     return text if len(known) in (0, len(cells)) else f"{text} for {len(known)} of them"
 
 
