@@ -50,9 +50,8 @@ def show(experiment: Experiment, cells: list[Cell], folder: Path, config: DictCo
         if experiment.metrics:
             entries = entries_of(experiment, cells, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables")
-            write_records(
-                [cell.record for cell in cells if cell.record], folder / "tables" / f"{experiment.name}.jsonl"
-            )
+            records = [cell.record for cell in cells if cell.record]
+            write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
         if experiment.figure:
             figure = draw_figure(experiment, [cell for cell in cells if not cell.draw], folder / "figures")
