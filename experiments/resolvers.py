@@ -9,6 +9,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
+from pydantic.fields import FieldInfo
 
 from facts.utils.files import at_home
 
@@ -66,7 +67,9 @@ class Classes(ConfigSource):
 
 
 def _default_of(option: Any) -> Any:
-    """A field's default, `???` for one that must be set."""
+    """A field's default, in pydantic's form too; `???` for one that must be set."""
+    if isinstance(option.default, FieldInfo):
+        return "???" if option.default.is_required() else option.default.get_default(call_default_factory=True)
     if option.default_factory is not MISSING:
         return option.default_factory()
     return "???" if option.default is MISSING else option.default

@@ -46,7 +46,10 @@ def test_every_estimator_and_search_has_a_file_and_a_name():
 
 
 def test_the_files_say_the_defaults_of_the_classes(cell_config):
-    """Those of baselines too, which lie in a folder of their own and are rows of the ranking, or of units."""
+    """Those of baselines too, which lie in a folder of their own and are rows of the ranking, or of units.
+
+    A class as the choice gives the same.
+    """
     known, folder = {"estimator": ESTIMATORS, "search": SEARCHES}, Path(experiments.baselines.__file__).parent
     baselines = [path.stem for path in folder.glob("search/*.yaml")]
     assert len(baselines) == len([*folder.glob("*/*.yaml")]) > 3
@@ -60,7 +63,8 @@ def test_the_files_say_the_defaults_of_the_classes(cell_config):
         config[group] = OmegaConf.load(path)
         if target := config[group]["_target_"]:
             cls = known[group].get(path.stem) or get_class(target)
-            assert instantiate(config[group]) == cls(), path.stem
+            of_class = cell_config(f"{group}={cls.__module__}.{cls.__name__}")[group]
+            assert instantiate(config[group]) == instantiate(of_class) == cls(), path.stem
     tables = [cell_config(f"experiment={table}").experiment for table in ("baselines", "units")]
     rows = {setting for table in tables for row in table.rows.values() for setting in row}
     assert {f"search={name}" for name in baselines} <= rows

@@ -169,6 +169,8 @@ def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(comm
     ("override", "message"),
     [
         ("estimator=factss", r"estimator/factss is not one of asvd, .* \(did you mean facts\?\)"),
+        ("estimator=math.Diagonal", r"estimator/math\.Diagonal is not one of asvd, "),
+        ("estimator=nowhere.Diagonal", r"estimator/nowhere\.Diagonal is not one of asvd, "),
         ("estimator.shrinkage_raw=0.5", r"there is no field estimator\.shrinkage_raw; its group has .*shrinkage_row, "),
         ("serach=cors", r"there is no field serach; there are .* \(did you mean search\?\)"),
         ("results=~/mine", r"results=~/mine cannot be read \(.*\): quote a value with special characters twice"),
