@@ -61,7 +61,10 @@ def examine(config: DictConfig, cells: list[Cell]) -> Iterator[Finding]:
     recall(cells, results_folder(config) / "records")
     names = Counter(cell.state().name for cell in cells)
     yield Finding("cells", ", ".join(f"{number:,} {name}" for name, number in names.items()))
-    yield from {cell.fault: Finding(cell.place, cell.fault, False) for cell in cells if cell.fault}.values()
+    faults: dict[str, str] = {}
+    for cell in cells:
+        faults.setdefault(cell.fault, cell.place)
+    yield from (Finding(place, fault, False) for fault, place in faults.items() if fault)
     left = [cell.config for cell in cells if cell.is_left]
     tasks = [*(each.task for each in left), *(each.stages.task for each in left if each.stages)]
     used, seen = {as_json(task[config.profile.name]): task.name for task in tasks}, set[Finding]()
