@@ -1,5 +1,6 @@
 """Tables and figures of experiments: their cells run, then each is drawn; or the plan, or one part alone."""
 
+import gc
 from itertools import chain
 
 from hydra.core.hydra_config import HydraConfig
@@ -27,10 +28,14 @@ def reproduce(config: DictConfig) -> None:
     if unknown := {experiment.figure for experiment in experiments} - {"", *DRAWINGS}:
         raise ValueError(f"no figure is called {', '.join(unknown)}; there are {', '.join(DRAWINGS)}")
     warn_of_misspelt_metrics(experiments)
-    tables = [cells_of(experiment) for experiment in experiments]
     folder = results_folder(config)
-    if config.plan:
-        return show_plan(experiments, tables, folder, console)
+    gc.disable()  # cells stay: to look for garbage among them takes a fifth of the plan's time
+    try:
+        tables = [cells_of(experiment) for experiment in experiments]
+        if config.plan:
+            return show_plan(experiments, tables, folder, console)
+    finally:
+        gc.enable()
     writable_folder(folder)
     if config.part is not None:
         return run_alone(parts_of(tables), config, console)
