@@ -154,13 +154,13 @@ def metric_title(title: str) -> Markup:
 
 def read_result(experiment: Experiment, folder: Path) -> Result:
     """Read an experiment's table and records, using published ones where a cell did not run here."""
-    found = read_entries(folder / "tables" / f"{experiment.name}.csv")
-    every = [*entries_of(experiment, [], comparable=False), *found]
+    written = read_entries(folder / "tables" / f"{experiment.name}.csv")
+    every = [*entries_of(experiment, [], comparable=False), *written]
     entries = {(entry.row, entry.column, entry.metric): entry for entry in every}
     published = {record.fingerprint: record for record in published_records(experiment.name, folder)}
     names = {(entry.row, entry.column): entry.fingerprint for entry in entries.values() if entry.fingerprint}
-    recorded = {place: read_record(name, folder / "records") or published.get(name) for place, name in names.items()}
-    records = {place: record for place, record in recorded.items() if record}
+    found = {place: read_record(name, folder / "records") or published.get(name) for place, name in names.items()}
+    records = {place: record for place, record in found.items() if record}
     figure = folder / "figures" / f"{experiment.name}.png"
     return Result(experiment, entries, records, figure if figure.exists() else None)
 
