@@ -37,8 +37,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """The page with its parts that are written at each build, and without the expressions before numbers."""
-    markdown = re.sub(r"<!--[=?/].*?-->", "", markdown, flags=re.DOTALL)  # their brackets would be taken for links
+    """The page with its parts that are written at each build."""
     write = PARTS.get(page.file.src_uri)
     return write(markdown) if write else markdown
 

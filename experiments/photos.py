@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from facts.modules.networks import is_encoder
 from facts.moments.losses import kl_divergence
-from facts.tasks.base import Evaluation, NumberedBatches
+from facts.tasks.base import Evaluation
 from facts.tasks.classification.base import evaluate_features, features_of, percentage
 from facts.tasks.classification.files import TABLE, Files, ImageFiles
 from facts.tasks.classification.images import ImageFolder, Transform
+from facts.utils.batches import NumberedBatches
 from facts.utils.options import options
 
 PARTS = ("calibration", "validation")

@@ -28,7 +28,7 @@ from experiments.methods import CompressedModel
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, flat, packed, write_record
 from facts.analysis.base import Subject
-from facts.calibration.data import divide, read
+from facts.calibration.data import Data
 from facts.finetuning import Recovery, finetune
 from facts.utils.files import HeldElsewhere, locked, replacing, writable_folder
 from facts.utils.progress import report, reporting_to, timed
@@ -253,7 +253,7 @@ def trained(product: CompressedModel, cell: Cell) -> CompressedModel:
     """Train a network by the cell's recipe: on the task's training data, or on calibration inputs without labels."""
     model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
     if isinstance(cell.finetuning, Recovery):
-        data, error = divide(*read(cell.task.calibration(original), original)), cell.task.output_error
+        data, error = Data.of(cell.task.calibration(original), original).divided(), cell.task.output_error
         model, recovery, distance = cell.finetuning.teach(model, original, data, error, folder)
         if summary:
             summary = replace(summary, quality=replace(summary.quality, recovery=recovery, distance=distance))

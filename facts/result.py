@@ -1,7 +1,6 @@
 """The result of a compression: the network, its plan, and a readable summary."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -9,7 +8,7 @@ from pydantic import PositiveInt
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from facts.calibration.data import Batch
+from facts.calibration.data import Data
 from facts.calibration.outputs import Distance
 from facts.cost.count import Cost, CostName, Size, count_flops
 from facts.modules.forms import FormName
@@ -294,7 +293,7 @@ class CompressionResult:
     skipped: dict[str, str] = field(default_factory=dict)
     original: nn.Module | None = None
     output_error: OutputError | None = None
-    held_out: Iterable[Batch] | None = None
+    held_out: Data | None = None
     problem: AllocationProblem | None = None
     search: Search | None = None
 

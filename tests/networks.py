@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import facts
+from facts.utils.batches import NumberedBatches
 
 
 class EveryShape(nn.Module):
@@ -88,14 +89,14 @@ def compress_on_all(model, batches, **options):
     return facts.compress(facts.prepare(model, batches, held_out=(), **own), **options)
 
 
-class KeyedBatches(list):
-    """Batches that have a key of their own, and count how often they are read."""
+def numbered(batches, before_batch=lambda: None, key=None):
+    """The same batches, read by number; `before_batch()` is called before each is handed out."""
 
-    content_key, num_reads = "images", 0
+    def finish(batch):
+        before_batch()
+        return batch
 
-    def __iter__(self):
-        self.num_reads += 1
-        return super().__iter__()
+    return NumberedBatches(batches, finish, key, range(len(batches)))
 
 
 class Runs:

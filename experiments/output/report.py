@@ -6,6 +6,7 @@ It shows the measurements, their provenance, and why the others are missing.
 import io
 import re
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -40,11 +41,15 @@ FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
 
 @dataclass(frozen=True)
 class Result:
-    """One experiment. `entries` are by row, column and metric; existing `records` by row and column."""
+    """One experiment. `entries` are by row, column and metric; existing `records` by row and column, of the first draw.
+
+    `draws` holds these and the records of all other draws.
+    """
 
     experiment: Experiment
     entries: dict[tuple[str, str, str], Entry]
     records: dict[tuple[str, str], Record]
+    draws: list[Record]
     figure: Path | None
 
     @property
@@ -75,7 +80,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
         environment.globals[function.__name__] = function
     environment.filters |= {"code": code, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
-    records = sorted(distinct.values(), key=lambda record: record.time)
+    draws = {record.fingerprint: record for result in results for record in result.draws}
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
     is_drawn = any(entry.deviation is not None for result in results for entry in result.entries.values())
     errors = " ".join([ERRORS, *[DEVIATIONS.format("several")] * is_drawn])
@@ -83,7 +88,8 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
         "profile": folder.name,
         "folded": FOLDED,
         "results": results,
-        "records": records,
+        "records": distinct,
+        "draws": sorted(draws.values(), key=lambda record: record.time),
         "compared": compared,
         "errors": errors,
     }
@@ -161,8 +167,9 @@ def read_result(experiment: Experiment, folder: Path) -> Result:
     names = {(entry.row, entry.column): entry.fingerprint for entry in entries.values() if entry.fingerprint}
     found = {place: read_record(name, folder / "records") or published.get(name) for place, name in names.items()}
     records = {place: record for place, record in found.items() if record}
+    draws = published | {record.fingerprint: record for record in records.values()}
     figure = folder / "figures" / f"{experiment.name}.png"
-    return Result(experiment, entries, records, figure if figure.exists() else None)
+    return Result(experiment, entries, records, [*draws.values()], figure if figure.exists() else None)
 
 
 def gaps_of(results: Iterable[Result]) -> pd.DataFrame:
@@ -198,9 +205,16 @@ def is_outdated(record: Record) -> bool:
 
 
 def provenance(records: list[Record]) -> pd.DataFrame:
-    """Describe the latest record's machine and versions, and the commits of all records."""
+    """Describe all records, the latest last: their commits, machines and versions, with counts where they differ."""
+
+    def counted(values: Iterable[str]) -> str:
+        numbers = Counter(values).most_common()
+        return ", ".join(f"{value} ({number})" if len(numbers) > 1 else value for value, number in numbers)
+
     states = (record.git for record in records)
-    commits = {f"{git.get('sha', 'unknown')[:12]}{' (changed)' if git.get('dirty') else ''}" for git in states}
+    commits = (f"{git.get('sha', 'unknown')[:12]}{' changed' if git.get('dirty') else ''}" for git in states)
     outdated = f"{sum(map(is_outdated, records))} of {len(records)} records"
-    known = {"last cell": records[-1].time, "outdated": outdated, "commits": ", ".join(sorted(commits))}
-    return pd.DataFrame({"value": {**known, **records[-1].machine, **records[-1].versions}}).rename_axis("what")
+    places = [{**record.machine, **record.versions} for record in records]
+    known = {"last cell": records[-1].time, "outdated": outdated, "commits": counted(commits)}
+    known |= {name: counted(place[name] for place in places if name in place) for name in places[-1]}
+    return pd.DataFrame({"value": known}).rename_axis("what")

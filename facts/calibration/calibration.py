@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.calibration.data import Batch, read
+from facts.calibration.data import NO_DATA, Data
 from facts.calibration.outputs import refuse_unreadable
 from facts.cost.count import Cost, count_flops, count_params
 from facts.cost.timing import DEFAULT_TIMING, LatencyTable, TimingPolicy
@@ -75,8 +75,8 @@ class Calibration:
     parts: dict[str, Part]
     kinds: str = "layers"
     form: Form = PLAIN
-    data: Iterable[Batch] | None = None
-    held_out: Iterable[Batch] = ()
+    data: Data | None = None
+    held_out: Data = NO_DATA
     loss: Loss = summed_cross_entropy
     output_error: OutputError = kl_divergence
     execution: Execution = DEFAULT_EXECUTION
@@ -156,14 +156,14 @@ class Calibration:
         linears = self.linears
         return frozenset(n for n, part in self.part_of.items() if part.is_unit and linears[n].bias is not None)
 
-    def on(self, data: Iterable[Batch]) -> "Calibration":
-        return replace(self, data=data)
+    def on(self, data: Iterable[Any]) -> "Calibration":
+        return replace(self, data=Data.of(data, self.model))
 
-    def batches_of(self, data: Iterable[Any], purpose: str) -> Iterable[Batch]:
+    def data_of(self, data: Iterable[Any], purpose: str) -> Data:
         """Other data of this network. Raises `ValueError` for none, or what it cannot read."""
-        batches, _ = read(data, self.model, purpose)
-        refuse_unreadable(self.model, batches, self.execution.precision)
-        return batches
+        found = Data.of(data, self.model, purpose)
+        refuse_unreadable(self.model, found, self.execution.precision)
+        return found
 
     def in_form(self, form: Form) -> "Calibration":
         """The same calibration with low-rank layers in another form."""

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.calibration.data import Batch, in_memory
+from facts.calibration.data import Batch, Data
 from facts.cost.probe import Probe
 from facts.modules.linear_calls import stand_in
 from facts.modules.networks import (
@@ -31,6 +30,7 @@ from facts.moments.losses import (
     DECLARED,
     DIVERGENCES,
     NOTHING,
+    NUM_SAMPLES,
     Loss,
     OutputError,
     OutputKind,
@@ -46,7 +46,6 @@ from facts.moments.losses import (
 from facts.utils.batches import (
     batch_size,
     described,
-    first_of,
     first_sample,
     has_row_per_sample,
     in_parts,
@@ -78,15 +77,16 @@ def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
     return "classes" if are_logits else "features"
 
 
-def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
-    """Choose the distance between outputs as `facts.prepare` does without a loss, from the first of some batches."""
-    inputs, targets = first_of(batches) or (None, None)
+def default_error(model: nn.Module, data: Data) -> OutputError:
+    """Choose the distance between outputs as `facts.prepare` does without a loss, from the first batch."""
+    inputs, targets = data.first or (None, None)
     precision = precision_of(model)
     probe = Probe.of(model, inputs, precision=precision)
     has_labels = targets is not None and not is_encoder(model)  # labels say nothing about features
     if not has_labels and output_kind(model, probe) == "features":
         return squared_error
-    return error_of(loss_of_labels(probe.outputs, targets, problem_of(model)), model, batches, precision)
+    loss = loss_of_labels(probe.outputs, targets, problem_of(model))
+    return error_of(loss, model, data.first_samples(NUM_SAMPLES), precision)
 
 
 def refuse_unfit_network(model: nn.Module) -> None:
@@ -143,13 +143,13 @@ def refuse_unfit_functions(
                 )
 
 
-def refuse_ignored_labels(batches: Iterable[Batch], outputs: Any) -> None:
+def refuse_ignored_labels(data: Data, outputs: Any) -> None:
     """Raises `ValueError` if cross-entropy ignores all labels of some batches; warns if it does so for most samples.
 
     Loaders are read until a label counts; only lists are read to the end, and their labels compared with `outputs`.
     """
-    counted, num_samples, is_list = 0, 0, in_memory(batches)
-    for inputs, targets in batches:
+    counted, num_samples = 0, 0
+    for inputs, targets in data:
         if not isinstance(targets, Tensor) or targets.is_floating_point() or not targets.ndim:
             return
         if len(targets) != batch_size(inputs):
@@ -158,7 +158,7 @@ def refuse_ignored_labels(batches: Iterable[Batch], outputs: Any) -> None:
         num_samples += len(targets)
         if isinstance(outputs, Tensor) and outputs.ndim == 2:
             refuse_unfit_labels(targets, outputs.shape[-1])
-        if counted and not is_list:
+        if counted and not data.in_memory:
             return
     if not counted:
         raise ValueError(
@@ -179,12 +179,15 @@ def refuse_not_finite(original: Any, changed: Any) -> None:
             )
 
 
-def refuse_unreadable(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> None:
-    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape but texts."""
-    device, tried, model = next(model.parameters()).device, set[str](), stand_in(model)
-    is_list = in_memory(batches) and not reads_tokens(model)
+def refuse_unreadable(model: nn.Module, data: Data, precision: torch.dtype, read: Any = None) -> None:
+    """Raises `ValueError` if the network cannot read the first batch, or in a list one of another shape but texts.
+
+    Inputs of the shapes of `read` are known to be read.
+    """
+    device, tried, model = next(model.parameters()).device, {described(read)}, stand_in(model)
+    has_shapes = data.in_memory and not reads_tokens(model)
     with torch.no_grad(), evaluating(model), autocast(device, precision):
-        for inputs, _ in batches if is_list else islice(batches, 1):
+        for inputs, _ in data if has_shapes else data.first_samples(1):
             sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
             if (kind := described(sample)) not in tried:
                 tried.add(kind)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.calibration import DEFAULT_EXECUTION, Calibration, Execution
-from facts.calibration.data import Batch, as_batches, divide, in_memory, read
+from facts.calibration.data import NO_DATA, Data
 from facts.calibration.outputs import (
     output_kind,
     refuse_ignored_labels,
@@ -23,7 +23,15 @@ from facts.cost.probe import Probe
 from facts.modules.forms import FormName, form_named
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, frozen, hooked, is_encoder, noise, run
-from facts.moments.losses import Loss, OutputError, SampledTargets, default_loss, error_of, summed_cross_entropy
+from facts.moments.losses import (
+    NUM_SAMPLES,
+    Loss,
+    OutputError,
+    SampledTargets,
+    default_loss,
+    error_of,
+    summed_cross_entropy,
+)
 from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
 from facts.utils.batches import first_sample, has_row_per_sample, to_device
@@ -71,36 +79,37 @@ def prepare(
     parts = parts if isinstance(parts, str) else ",".join(parts)
     _refuse_unfit_arguments(model, data, parts, loss, outputs)
     _refuse_unfit_settings(execution, protected, input_shape)
-    model = unwrapped(model)
-    bound_form = form_named(form or default_form(model, execution.precision), execution.precision)
-    given, (inputs, targets) = (None, (None, None)) if data is None else read(data, model)
-    batches, compared = _divided(given, (inputs, targets), held_out, model, execution.precision)
-    is_divided = inputs is not None and has_row_per_sample(inputs)
-    example = _example(model, inputs if is_divided else None, input_shape)
+    model, precision = unwrapped(model), execution.precision
+    given = None if data is None else Data.of(data, model)
+    work, compared = _divided(given, held_out, model)
+    inputs, targets = (given and given.first) or (None, None)
+    example = _example(model, inputs, input_shape)
     first_inputs = inputs
     if inputs is None and example is not None:
         first_inputs = noise(model, example.shape, next(model.parameters()).device)
-    kind = _kind(outputs)
-    own_loss = not (loss is None or isinstance(loss, SampledTargets))
-    may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
-    may_miss = may_miss and is_divided
     sample = first_inputs if kinds_of(parts) else inputs
-    sample = _with_masks(sample) if "tokens" in parts.split(",") else sample
-    probe = Probe.of(model, sample, example, execution.precision, batches or ())
-    if "tokens" in parts.split(",") and protected is None:
-        probe = probe.with_constants(model, batches or ())
+    if "tokens" in parts.split(","):
+        sample = _with_masks(sample)
+    probe = Probe.of(model, sample, example, precision, work or ())
+    for each in (given, None if held_out is None else compared):
+        if each:
+            refuse_unreadable(model, each, precision, probe.sample)
+    kind, own_loss = _kind(outputs), None if isinstance(loss, SampledTargets) else loss
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
-    chosen_loss = loss or default_loss(kind, model, batches, targets, probe.outputs, execution.precision)
-    output_error = output_error or error_of(chosen_loss, model, batches, execution.precision)
+    few = work and work.first_samples(NUM_SAMPLES)
+    chosen_loss = loss or default_loss(kind, model, few, targets, probe.outputs, precision)
+    output_error = output_error or error_of(chosen_loss, model, few, precision)
     if given is not None:
         if chosen_loss is summed_cross_entropy:
             refuse_ignored_labels(given, probe.outputs)
-        refuse_unfit_functions(model, inputs, probe.outputs, targets, loss if own_loss else None, output_error)
+        refuse_unfit_functions(model, inputs, probe.outputs, targets, own_loss, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
-    if may_miss:
+    may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
+    if may_miss and has_row_per_sample(inputs):
         selection = selection.without(_unused(selection, probe, chosen_loss, targets), NOT_REACHED)
+    bound_form = form_named(form or default_form(model, precision), precision)
     found, reasons = find(selection, parts, probe, bound_form, protected)
     return Calibration(
         model=selection.model,
@@ -108,7 +117,7 @@ def prepare(
         parts=found,
         kinds=parts,
         form=bound_form,
-        data=batches,
+        data=work,
         held_out=compared,
         loss=chosen_loss,
         output_error=output_error,
@@ -117,7 +126,7 @@ def prepare(
         flops=probe.flops,
         first_inputs=first_inputs,
         example=None if probe.flops is None else example,
-        draws_labels=not own_loss,
+        draws_labels=own_loss is None,
         answer=tuple(leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)),
     )
 
@@ -126,7 +135,9 @@ def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None)
     """One input on the meta device: of the shape given, or else the first sample of the inputs; None without both."""
     if input_shape:
         return meta_input(model, input_shape)
-    return None if inputs is None else tree_map_only(Tensor, lambda each: each.to("meta"), first_sample(inputs))
+    if inputs is None or not has_row_per_sample(inputs):
+        return None
+    return tree_map_only(Tensor, lambda each: each.to("meta"), first_sample(inputs))
 
 
 def _kind(outputs: str | Collection[str] | None) -> Any:
@@ -136,21 +147,11 @@ def _kind(outputs: str | Collection[str] | None) -> Any:
     return (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
 
 
-def _divided(
-    given: Iterable[Batch] | None,
-    first: Batch,
-    held_out: Iterable[Any] | None,
-    model: nn.Module,
-    precision: torch.dtype,
-) -> tuple[Iterable[Batch] | None, Iterable[Batch]]:
-    """The samples to work with and those held out. Raises `ValueError` for data that the network cannot read."""
-    compared = as_batches(held_out, model)
-    if given is not None and in_memory(given):  # of other data, only the first batch is tried, by the probe
-        refuse_unreadable(model, given, precision)
-    if compared is None:
-        return (None, ()) if given is None else divide(given, first)
-    refuse_unreadable(model, compared, precision)
-    return given, compared
+def _divided(given: Data | None, held_out: Iterable[Any] | None, model: nn.Module) -> tuple[Data | None, Data]:
+    """The samples to work with and those held out."""
+    if held_out is None:
+        return (None, NO_DATA) if given is None else given.divided()
+    return given, NO_DATA if held_out == () else Data.of(held_out, model, "held-out")
 
 
 def _with_masks(inputs: Any) -> Any:

@@ -1,7 +1,6 @@
 """`facts compress`, `pareto`, `cut`, `recover` and `push`: from a network to a folder, or between folders."""
 
 import logging
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,13 +74,12 @@ def compress(
     """
     import torch
 
-    from facts.calibration.data import Batches
+    from facts.calibration.data import Data
     from facts.cli.inputs import batches_of, build, compared, nothing_to_evaluate, stored_type, task_of
     from facts.compression.comparison import rounded
     from facts.compression.compress import default_parts
     from facts.finetuning.recovery import TOO_FEW
     from facts.saving.save import write_metrics
-    from facts.utils.batches import batch_size as size_of
     from facts.utils.files import ScratchFolder
     from facts.utils.progress import stopwatch
 
@@ -100,7 +98,7 @@ def compress(
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, **reading)
     calibration, sensitivity = batches_of(task, network)
-    if recover and sum(size_of(inputs) for inputs, _ in islice(Batches(calibration, network), 2)) < 2:
+    if recover and sum(Data.of(calibration, network).sizes) < 2:
         raise ValueError(TOO_FEW)
     with stopwatch():
         prepared = facts.prepare(

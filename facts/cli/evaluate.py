@@ -50,7 +50,7 @@ def evaluate(
     import torch
     from tabulate import tabulate
 
-    from facts.calibration.data import as_batches
+    from facts.calibration.data import Data
     from facts.cli.inputs import (
         HAS_ITS_OWN,
         data_of,
@@ -76,7 +76,7 @@ def evaluate(
             raise ValueError(f"{reason}, so all of them may have calibrated the network: leave out --unseen")
         log.info("%s: the agreement with the original is measured", reason)
         original = original_of(network, weights, device)
-        held_out = as_batches(task.for_features(network)[1], network)
+        held_out = Data.of(task.for_features(network)[1], network)
     if weights and is_saved(model) and original is network:
         raise ValueError(HAS_ITS_OWN.format(model))
     cost = facts.count_cost(network, input_shape(network, sequence_length))

@@ -24,7 +24,6 @@ from facts.search import SEARCHES, Search
 from facts.search.budget import Budget
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
-from facts.utils.batches import first_of
 from facts.utils.files import ScratchFolder
 from facts.utils.options import by_name
 from facts.utils.progress import stopwatch
@@ -107,7 +106,7 @@ def compress(
                 execution=execution or DEFAULT_EXECUTION,
             )
         search = search or default_search(prepared)
-        others = None if sensitivity is None else prepared.batches_of(sensitivity, "sensitivity")
+        others = None if sensitivity is None else prepared.data_of(sensitivity, "sensitivity")
         compress_to = partial(compress_prepared, estimator=estimator, search=search, sensitivity=others)
         if budget.error is None:
             result = compress_to(prepared, budget=budget)
@@ -151,7 +150,7 @@ def smallest_within(
     """
     if calibration.data is None:
         raise ValueError("error compares outputs on calibration data: give some, or a ratio")
-    if first_of(calibration.held_out) is None:
+    if not len(calibration.held_out):
         raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
     scratch = ScratchFolder()  # one decomposition serves all ratios
     cached = calibration if calibration.cache else calibration.cached_in(scratch.path)

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
 from facts.calibration.calibration import Calibration
-from facts.calibration.data import Batch
+from facts.calibration.data import Data
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
@@ -20,7 +21,6 @@ from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
 from facts.search.methods.uniform import Uniform
-from facts.utils.batches import FirstSamples
 from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def compress_prepared(
     estimator: Estimator,
     search: Search,
     budget: Budget,
-    sensitivity: Iterable[Batch] | None = None,
+    sensitivity: Iterable[Any] | None = None,
 ) -> CompressionResult:
     """Compress a prepared network: decompose, allocate, apply, summarise."""
     timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
@@ -69,11 +69,13 @@ def checked_problem(
     estimator: Estimator,
     search: Search,
     budget: Budget,
-    sensitivity: Iterable[Batch] | None = None,
+    sensitivity: Iterable[Any] | None = None,
 ) -> AllocationProblem:
     """The problem of a prepared network, without decompositions. Raises `ValueError` if the search cannot solve it."""
-    if sensitivity is None and calibration.data is not None:
-        sensitivity = FirstSamples(calibration.data, search.num_samples)
+    if sensitivity is not None:
+        sensitivity = Data.of(sensitivity, calibration.model, "sensitivity")
+    elif calibration.data is not None:
+        sensitivity = calibration.data.first_samples(search.num_samples)
     table = calibration.latency_table(calibration.execution.timing.num_turns)
     bounds = budget.bounds(calibration, table)
     estimator = calibration.suited(estimator)

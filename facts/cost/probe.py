@@ -3,13 +3,13 @@
 import logging
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
 
-FEW = 4  # samples that show whether a layer sees one after the other
+FEW = 7  # samples that show whether a layer sees one after the other
 NUM_OTHERS = 64  # samples among which one with other values is looked for
 NUMBER = re.compile(r"\d+")
 
@@ -48,14 +48,14 @@ class Probe:
     known, 0 for a layer that never runs. `makers` are the layers that make the network's outputs, `unrelated` those
     whose inputs are not one sample after the other along the first axis, as of experts. `flops` counts the whole
     network by the paper's rule; None if it does not run on the meta device. `outputs` are those of the `sample` in a
-    `precision`, `calls` the arguments of the first call of each module that holds others; without real inputs there are
-    none. `constant` are the number of rows `[1, rows, d]` of the inputs of such modules, and those that other inputs do
-    not change (`with_constants`).
+    `precision`, `calls` the arguments of the first call of each module that holds others; none without real inputs.
+    `constant` are the number of rows `[1, rows, d]` of the inputs of such modules, and those that do not come from
+    the data, such as class tokens: another sample, or noise in its place, does not change them. None is unknown.
     """
 
     rows: dict[str, int]
     makers: frozenset[str] = frozenset()
-    unrelated: frozenset[str] = frozenset()
+    unrelated: frozenset[str] | None = None
     flops: int | None = None
     sample: Any = None
     precision: torch.dtype = torch.float32
@@ -84,7 +84,7 @@ class Probe:
             seen = _of_sample(model, layers, inputs, precision, batches)
         if example is not None:
             try:
-                traced = _traced(skeleton(model), layers, example)
+                traced = _traced(skeleton(model), layers, example, seen.unrelated is None)
             except MISREAD as error:
                 if inputs is None:
                     raise
@@ -92,37 +92,14 @@ class Probe:
                 log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, first)
         if traced is None and has_row_per_sample(inputs):
             sample = to_device(first_sample(inputs), next(model.parameters()).device)
-            traced = replace(_traced(model, layers, sample), flops=None)
+            traced = replace(_traced(model, layers, sample, seen.unrelated is None), flops=None)
         if traced is None:
             return seen
         rows = traced.rows
         if inputs is not None:
             rows = {name: count or seen.rows[name] for name, count in rows.items()}
-        unrelated = seen.unrelated | traced.unrelated
+        unrelated = traced.unrelated if seen.unrelated is None else seen.unrelated
         return replace(seen, rows=rows, makers=traced.makers, unrelated=unrelated, flops=traced.flops)
-
-    def with_constants(self, model: nn.Module, batches: Iterable[tuple[Any, Any]]) -> Self:
-        """The same probe with the rows that do not come from the data, such as class tokens.
-
-        The network runs on noise in the form of the sample or, for integers, on another sample with other values. None
-        is found if there is none.
-        """
-        other = _varied(self.sample, batches)
-        if other is None:
-            return self
-        constant: dict[str, tuple[int, tuple[int, ...]]] = {}
-
-        def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            one, another = (each[0] if each else None for each in (self.calls[name][0], args))
-            if isinstance(one, Tensor) and isinstance(another, Tensor) and one.ndim == 3 and one.shape == another.shape:
-                same = (one == another).all(dim=-1).all(dim=0)
-                constant.setdefault(name, (len(same), tuple(same.nonzero().flatten().tolist())))
-
-        network, device = with_linear_layers(model), next(model.parameters()).device
-        hooks = hooked(before=((network.get_submodule(name), partial(note, name)) for name in self.calls))
-        with torch.no_grad(), evaluating(network), autocast(device, self.precision), hooks:
-            run(network, other)
-        return replace(self, constant=constant)
 
 
 def _varied(sample: Any, batches: Iterable[tuple[Any, Any]]) -> Any:
@@ -155,33 +132,32 @@ def _of_sample(
     alone: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def note_rows(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
-        rows = args[0]  # of which the shape says all if the first axis is that of the samples
-        alone[name].append(rows.clone() if len(rows) > 1 else rows.to("meta"))
+        for rows in args[:1]:  # of which the shape says all if the first axis is that of the samples
+            alone[name].append(rows.clone() if len(rows) > 1 else rows.to("meta"))
 
     def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         calls.setdefault(name, (args, kwargs))
 
     blocks = [(each, partial(note, name)) for name, each in model.named_modules() if name and [*each.children()]]
+    inner = [(model.get_submodule(name), partial(note_rows, name)) for name in layers]
     with evaluating(model), autocast(device, precision), torch.no_grad(), hooked(before=blocks):
-        with reading(model, inputs, "the first sample"):
+        with reading(model, inputs, "the first sample"), hooked(inner):
             seen, _ = _observe(model, layers, sample)
         if not are_close(given, sample):
             raise ValueError(
                 f"{type(model).__name__} changes its inputs in place, so that the data would differ from pass to pass: "
                 "let it change a clone of them"
             )
-        with hooked([(model.get_submodule(name), partial(note_rows, name)) for name in layers]):
-            again = run(model, sample)
-        if not are_close(seen.outputs, again):
+        several = _several(sample, inputs, batches) if is_divided else None
+        unrelated, constant, again = _of_several(model, alone, calls, *several) if several else (None, None, None)
+        if not _is_first(seen.outputs, again) and not are_close(seen.outputs, run(model, sample)):
             raise ValueError(
                 f"{type(model).__name__} gives other outputs for the same inputs in evaluation mode, since it "
                 "draws random numbers or remembers earlier calls: do so in training mode only"
             )
-        few = _few_samples(inputs, batches) if is_divided else None
-        unrelated = frozenset[str]() if few is None else _not_by_sample(model, alone, to_device(few, device))
     num_samples = 1 if is_divided else batch_size(sample)
     rows = {name: rows // num_samples for name, rows in seen.rows.items()}
-    return Probe(rows, seen.makers, unrelated, None, sample, precision, seen.outputs, calls)
+    return Probe(rows, seen.makers, unrelated, None, sample, precision, seen.outputs, calls, constant)
 
 
 def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
@@ -194,24 +170,39 @@ def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
     )
 
 
-def _few_samples(inputs: Any, batches: Iterable[tuple[Any, Any]]) -> Any:
-    """The first samples of batches that begin with `inputs`, in one batch; None if no two of them fit in one."""
-    if batch_size(inputs) > 1:
-        return tree_map_only(Tensor, itemgetter(slice(FEW)), inputs)
-    others = next((each for each, _ in islice(batches, 1, 2)), None)
-    try:
-        return tree_map(lambda one, other: torch.cat([one, other[: FEW - 1]]), inputs, others)
-    except MISREAD:  # there are no others, or they are of another size
-        return None
+def _is_first(outputs: Any, of_several: Any) -> bool:
+    """Whether these are the outputs for the first of several samples."""
+    leaves, others = (
+        [each for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (outputs, of_several)
+    )
+    have_rows = len(leaves) == len(others) > 0 and all(each.ndim for each in others)
+    return have_rows and are_close(leaves, [each[:1] for each in others])
 
 
-def _not_by_sample(model: nn.Module, alone: dict[str, list[Tensor]], few: Any) -> frozenset[str]:
-    """The layers whose rows for a few samples are not those of the first, noted `alone`, then those of the next.
+def _several(sample: Any, inputs: Any, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, bool] | None:
+    """The first samples of batches that begin with `inputs`, and whether one with other values is the last of them.
 
-    They get the tokens of all samples in turns, or those that are sorted by expert; so do others of the same name but
-    for its numbers, which may have got as many tokens of each sample by chance.
+    None if no two samples fit in one batch.
     """
-    found, num_samples = set[str](), batch_size(few)
+    few, other = tree_map_only(Tensor, itemgetter(slice(FEW)), inputs), _varied(sample, batches)
+    few = to_device(few, next(leaf.device for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)))
+    if other is not None:
+        return tree_map(lambda one, another: torch.cat([one, another]), few, other), True
+    return (few, False) if batch_size(few) > 1 else None
+
+
+def _of_several(
+    model: nn.Module, alone: dict[str, list[Tensor]], calls: Mapping[str, Call], samples: Any, has_other: bool
+) -> tuple[frozenset[str] | None, dict[str, tuple[int, tuple[int, ...]]] | None, Any]:
+    """Run several samples: which layers are unrelated, which rows of modules are constant, and the outputs.
+
+    None is unknown; that of the rows needs a last sample with other values.
+
+    Layers are unrelated if their rows are not those of the first sample, noted `alone`, then those of the next: they
+    get the tokens of all samples in turns, or those that are sorted by expert. So are others of the same name but for
+    its numbers, which may have got as many tokens of each sample by chance.
+    """
+    found, constant, num_samples = set[str](), dict[str, tuple[int, tuple[int, ...]]](), batch_size(samples)
 
     def compare(name: str, _: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
         rows, own = args[0], alone[name].pop(0) if alone[name] else None
@@ -222,18 +213,30 @@ def _not_by_sample(model: nn.Module, alone: dict[str, list[Tensor]], few: Any) -
             if (first - own).norm() > (second - own).norm() / 4 and not are_close(own, first):
                 found.add(name)
 
+    def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        one, x = (each[0] if each else None for each in (calls[name][0], args))
+        if not (isinstance(one, Tensor) and isinstance(x, Tensor)):
+            return
+        if x.ndim == 3 and x.shape == (num_samples, *one.shape[1:]):
+            same = (x[0] == x[-1]).all(dim=-1)
+            constant.setdefault(name, (len(same), tuple(same.nonzero().flatten().tolist())))
+
+    before = [(model.get_submodule(name), partial(note, name)) for name in calls if has_other]
     try:
-        with hooked([(model.get_submodule(name), partial(compare, name)) for name in alone]):
-            run(model, few)
+        with hooked([(model.get_submodule(name), partial(compare, name)) for name in alone], before):
+            outputs = run(model, samples)
     except MISREAD:  # the network takes batches of one size only
-        return frozenset()
+        return None, None, None
     kinds = {NUMBER.sub("", name) for name in found.union(name for name in alone if alone[name])}
-    return frozenset(name for name in alone if NUMBER.sub("", name) in kinds)
+    unrelated = frozenset(name for name in alone if NUMBER.sub("", name) in kinds)
+    return unrelated, constant if has_other else None, outputs
 
 
-def _traced(network: nn.Module, layers: list[str], sample: Any) -> Probe:
-    """Trace one forward pass, and one with the sample twice: the first axis of unrelated layers does not double."""
+def _traced(network: nn.Module, layers: list[str], sample: Any, doubles: bool) -> Probe:
+    """Trace one forward pass; if it `doubles`, the sample twice, too: the first axis of unrelated layers does not."""
     traced, shapes = _observe(network, layers, sample, with_flops=True)
+    if not doubles:
+        return traced
     try:
         twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
         _, doubled = _observe(network, layers, twice, with_flops=True)

@@ -18,8 +18,7 @@ from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import blocks_of, hooked, run
 from facts.moments.batch import at_least_float32
 from facts.moments.statistics import at_least_tiny
-from facts.tasks.base import Batches
-from facts.utils.batches import batch_size
+from facts.utils.batches import Batches, batch_size
 from facts.utils.options import Count, NotNegative, Positive, Share, options
 
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.calibration.data import Batch, divide, read
+from facts.calibration.data import Data
 from facts.calibration.outputs import Distance, default_error, distance, refuse_unfit_network, refuse_unreadable
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
@@ -72,13 +72,13 @@ class Recovery(Steps):
         self,
         network: nn.Module,
         original: nn.Module,
-        data: tuple[Iterable[Batch], Iterable[Batch]],
+        data: tuple[Data, Data],
         output_error: OutputError,
         cache: Path | str | None = None,
     ) -> tuple[nn.Module, RecoverySummary, Distance | None]:
         """Train a copy of `network` towards the outputs of `original`.
 
-        `data` are the samples to learn from and the held-out ones, as `divide` returns them. Returns the copy, or
+        `data` are the samples to learn from and the held-out ones, as `Data.divided` returns them. Returns the copy, or
         `network` itself if the copy is no closer on the held-back samples; a summary; and the distance on the held-out
         samples, which are used neither to train nor to choose. Checkpoints are kept in `cache`, as in `finetune`.
         """
@@ -149,9 +149,9 @@ def recover(
     original = result.original if original is None else unwrapped(original)
     if original is None:
         raise ValueError("this result does not hold the original network: give original=")
-    batches, first = read(data, original, "recovery")
-    refuse_unreadable(original, batches, precision_of(original))
-    parts = divide(batches, first)
+    given = Data.of(data, original, "recovery")
+    refuse_unreadable(original, given, precision_of(original))
+    parts = given.divided()
     error = output_error or result.output_error or default_error(original, parts[0])
     network, recovery, after = recipe.teach(result.model, original, parts, error, cache)
     method, quality = result.summary.method, result.summary.quality
@@ -203,7 +203,7 @@ class Inputs:
     hold back.
     """
 
-    def __init__(self, data: Iterable[Batch], output_error: OutputError, part_size: int, held_back: float, views: bool):
+    def __init__(self, data: Data, output_error: OutputError, part_size: int, held_back: float, views: bool):
         self.data, self.output_error, self.views = data, output_error, views
         self.settings = part_size, held_back, views
         self.part_size, self.every = part_size, max(2, round(1 / held_back))

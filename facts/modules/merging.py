@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SINGLE_PASS, TWO_PASSES = 0.12, 0.4  # largest shares of the tokens that so many passes merge
+SINGLE_PASS = 0.2  # largest share of the tokens that one pass merges; larger ones take two
 LATE = 1e14  # factor on increases that are merged after those of all reciprocal pairs
 
 
@@ -32,12 +32,8 @@ class Choice(NamedTuple):
 
 
 def schedule(number: int, excess: int) -> list[int]:
-    """Numbers of tokens that leave in each pass if `excess` of `number` do: halves of the rest, then all of it."""
-    passes = [excess]
-    for share in (SINGLE_PASS, TWO_PASSES):
-        if excess > share * number:
-            passes[-1:] = passes[-1] // 2, passes[-1] - passes[-1] // 2
-    return [each for each in passes if each]
+    """Numbers of tokens that leave in each pass if `excess` of `number` do."""
+    return [excess] if excess <= max(1, SINGLE_PASS * number) else [excess // 2, excess - excess // 2]
 
 
 def by_ward(

@@ -20,6 +20,7 @@ from facts.moments.data_pass import DataPass, within_memory
 from facts.moments.losses import Loss, summed_cross_entropy
 from facts.moments.statistics import Counts, Moment
 from facts.utils import distributed
+from facts.utils.batches import Batches
 from facts.utils.cache import Cache
 from facts.utils.options import Count, options
 
@@ -84,7 +85,7 @@ class LayerMoments:
 def collect_moments(
     model: nn.Module,
     layers: Mapping[str, LinearLayer],
-    calibration: Iterable[tuple[Any, Any]],
+    calibration: Batches,
     moments: Iterable[Moment],
     *,
     loss: Loss = summed_cross_entropy,
@@ -162,7 +163,7 @@ class MomentPass:
             for moment in self.moments
         }
 
-    def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
+    def run(self, calibration: Batches) -> dict[Moment, dict[str, Any]]:
         """Run the pass over all processes; return the finished moments, by moment and layer."""
         needs_grads = any(moment.needs_grads for moment in self.moments)
         modules = {**self.layers, **self.cores}

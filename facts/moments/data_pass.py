@@ -20,7 +20,7 @@ from facts.modules.networks import autocast, frozen, hooked, run, without_autoca
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed
-from facts.utils.batches import Refusal, batch_size, in_parts, reading, share, to_device
+from facts.utils.batches import Batches, Refusal, batch_size, in_parts, reading, to_device
 from facts.utils.progress import waiting, with_progress
 
 log = logging.getLogger(__name__)
@@ -48,14 +48,14 @@ class DataPass:
     next_sample: int = field(default=0, init=False)  # its position in the data
     sums: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
-    def run(self, batches: Iterable[tuple[Any, Any]], what: str, sums: Iterable[Tensor] = ()) -> int:
+    def run(self, batches: Batches, what: str, sums: Iterable[Tensor] = ()) -> int:
         """Run the batches, and show their number as the progress of `what`. Returns the number of samples.
 
         Each process that torchrun started runs its share; the `sums`, which `add` fills, are then added up over them,
         in place. Raises `ValueError` if the data are empty, a layer never runs, or its values are not finite.
         """
         rank, num_processes, position = distributed.rank(), distributed.size(), 0
-        own = waiting(with_progress(share(batches, rank, num_processes), what))
+        own = waiting(with_progress(batches[rank::num_processes], what))
         exact = without_autocast(next(self.model.parameters()).device)
         capture = Capture(self._hand_over, self.needs_grads)
         hooks = [(layer, partial(capture.note_call, name)) for name, layer in self.layers.items()]

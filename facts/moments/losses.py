@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from facts.modules.networks import autocast, evaluating, problem_of, run
 from facts.moments.statistics import at_least_tiny
-from facts.utils.batches import FirstSamples, described, to_device
+from facts.utils.batches import described, to_device
 from facts.utils.cache import content_key, name_of
 
 log = logging.getLogger(__name__)
@@ -217,10 +217,10 @@ def features_last(values: Tensor) -> Tensor:
 def scales_of(
     model: nn.Module, batches: Iterable[tuple[Any, Any]], names: Collection[str], precision: torch.dtype
 ) -> list[Tensor]:
-    """Standard deviations `[D]` of the output features over samples and positions, measured on the first samples."""
+    """Standard deviations `[D]` of the output features over samples and positions of some batches."""
     device, sums = next(model.parameters()).device, list[Tensor]()
     with torch.no_grad(), evaluating(model), autocast(device, precision):
-        for inputs, _ in FirstSamples(batches, NUM_SAMPLES):
+        for inputs, _ in batches:
             tensors = tensors_of(run(model, to_device(inputs, device)), names)
             rows = [features_last(values).flatten(0, -2).double() for values in tensors]
             own = [torch.stack([torch.ones_like(row[0]) * len(row), row.sum(0), row.square().sum(0)]) for row in rows]

@@ -137,7 +137,7 @@ def select_layers(
     pointwise = [name for name, layer in candidates.items() if is_pointwise(layer)]
     probe = probe or Probe.of(model)
     never = [name for name, count in probe.rows.items() if not count]
-    unrelated = dict.fromkeys(probe.unrelated, NOT_PER_SAMPLE)
+    unrelated = dict.fromkeys(probe.unrelated or (), NOT_PER_SAMPLE)
     reasons = dict.fromkeys(never, NEVER_USED) | unrelated
     reasons |= dict.fromkeys(probe.makers, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from facts.calibration.data import as_batches
+from facts.calibration.data import Data
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
 from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run, without_autocast
@@ -203,7 +203,7 @@ def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
 
 def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[Tensor]:
     """The first 300 samples `[1, ...]`. Raises `ValueError` if there are none, or shapes differ from the example's."""
-    given = (batch for batch, _ in as_batches(data, model) or ())
+    given = (batch for batch, _ in Data.of(data, model, "int8 calibration"))
     inputs = (batch["pixel_values"] if isinstance(batch, Mapping) else batch for batch in given)
     samples = list(islice(chain.from_iterable(batch.cpu().split(1) for batch in inputs), NUM_SAMPLES))
     if not samples:

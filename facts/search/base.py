@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from facts.calibration.calibration import Calibration
-from facts.calibration.data import Batch
+from facts.calibration.data import Data
 from facts.cost.count import CostName
 from facts.cost.timing import LatencyTable
 from facts.decomposition.truncation import Decomposition
@@ -41,7 +41,7 @@ class AllocationProblem:
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
     latency: LatencyTable | None = None
-    sensitivity: Iterable[Batch] | None = None
+    sensitivity: Data | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -66,13 +66,13 @@ class AllocationProblem:
         cache = self.calibration.cache if self.calibration.execution.cache_errors else None
         return cache and Cache(cache.folder / file_name(self.estimator))
 
-    def sensitivity_batches(self) -> Iterable[Batch]:
+    def sensitivity_batches(self) -> Data:
         """The sensitivity data. Raises `ValueError` if there are none."""
         if self.sensitivity is None:
             raise ValueError("this search compares outputs: give calibration or sensitivity data")
         return self.sensitivity
 
-    def training_batches(self) -> Iterable[Batch]:
+    def training_batches(self) -> Data:
         """The calibration data. Raises `ValueError` if there are none."""
         if self.calibration.data is None:
             raise ValueError("this search trains on calibration data: give some")

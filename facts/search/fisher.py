@@ -5,8 +5,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out, k = min(m, n) components.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass, within_memory
 from facts.moments.losses import Loss, on_drawn_targets, on_given_labels
 from facts.search.base import AllocationProblem
+from facts.utils.batches import Batches
 from facts.utils.cache import calibration_key, content_key
 
 Labels = Literal["sampled", "given"]
@@ -48,9 +48,7 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
     return profiles
 
 
-def _measured(
-    problem: AllocationProblem, batches: Iterable[tuple[Any, Any]], loss: Loss, num_parts: int
-) -> dict[str, Tensor]:
+def _measured(problem: AllocationProblem, batches: Batches, loss: Loss, num_parts: int) -> dict[str, Tensor]:
     """The mean over samples of ½ (Σ_{j >= r} c_j)² for every part, on the CPU."""
     calibration, decompositions = problem.calibration, problem.decompositions
     execution, linears = calibration.execution, calibration.linears

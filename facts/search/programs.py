@@ -21,7 +21,6 @@ from facts.parts.base import Plan
 from facts.search.allocation import Allocation, allocate
 from facts.search.base import AllocationProblem, Profile, Search
 from facts.search.refinement import refined
-from facts.utils.batches import FirstSamples
 from facts.utils.options import Positive, options
 
 NUM_HALVINGS = 40  # of the range of prices
@@ -65,7 +64,7 @@ class MILPSearch(Search):
             raise reason
         if problem.sensitivity is None:
             return min(plans, key=lambda each: each[1].error)
-        samples = [(batch, list[Any]()) for batch in FirstSamples(problem.sensitivity, NUM_COMPARED)]
+        samples = [(batch, list[Any]()) for batch in problem.sensitivity.first_samples(NUM_COMPARED)]
         least, measured = math.inf, list[float]()
         for plan, _ in plans:
             measured.append(summed_error(problem, plan, samples, _close_to(least)))

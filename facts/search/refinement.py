@@ -1,11 +1,14 @@
 """Refinement of a plan of tokens by measuring: which blocks merge more, and which merge fewer, at the same cost.
 
 Profiles promise too much for early blocks and for large steps. So the error of the network is measured with the count
-of one block changed at a time; the most promising pairs of changes that together keep the budget are measured, too.
+of one block changed at a time; the most promising pairs of changes that together keep the budget are measured, too,
+alone and together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, islice, permutations
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, permutations
 from typing import Any
 
 import torch
@@ -20,8 +23,8 @@ from facts.search.measured import Prefix
 from facts.utils.batches import batch_size, to_device
 from facts.utils.progress import with_progress
 
-NUM_ROUNDS = 5
-NUM_PAIRS = 4  # of changes that are measured in each round
+NUM_ROUNDS = 4
+NUM_ALONE, NUM_TOGETHER = 2, 3  # pairs of changes that are measured in each round
 STEPS = 12  # of so many equal ones, the first changes move one
 NUM_SCREENED = 64  # samples on which single changes are measured; pairs are, on all
 Counts = dict[str, int]
@@ -36,17 +39,18 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
     everything = plan | {part.name: plan[part.name] or part.tokens for part in chain}
     network = problem.calibration.apply(everything, problem.decompositions)
     counts, step = _effective(chain, everything), max(1, chain[0].tokens // STEPS)
+    moves = _Moves(problem, chain, plan, max(most, _num_merges(chain, counts)))
     for _ in with_progress(range(NUM_ROUNDS), "refinement"):
-        changes = {(part.name, sign): _changed(chain, counts, part, sign * step) for part in chain for sign in (-1, 1)}
-        changes = {key: changed for key, changed in changes.items() if changed != counts}
-        first, *errors = _measured(problem, network, chain, [counts, *changes.values()], _first(samples))
-        slopes = {key: error - first for key, error in zip(changes, errors, strict=True)}
-        all_pairs = _pairs(problem, chain, plan, counts, changes, slopes)
-        few = (pair for pair in all_pairs if _num_merges(chain, pair) <= max(most, _num_merges(chain, counts)))
-        pairs = list(islice(few, NUM_PAIRS))
-        best, *errors = _measured(problem, network, chain, [counts, *pairs], samples)
+        single = {
+            (part.name, sign): moves.changed(counts, part.name, sign * step) for part in chain for sign in (-1, 1)
+        }
+        single = {key: changed for key, changed in single.items() if changed != counts}
+        first, *errors = _measured(problem, network, chain, [counts, *single.values()], _first(samples))
+        gains = {key: first - error for key, error in zip(single, errors, strict=True)}
+        variants = list(moves.promising(counts, step, gains))
+        best, *errors = _measured(problem, network, chain, [counts, *variants], samples)
         if errors and min(errors) < best:
-            counts = pairs[errors.index(min(errors))]
+            counts = variants[errors.index(min(errors))]
         elif step == 1:
             break
         else:
@@ -76,40 +80,55 @@ def _as_plan(chain: Sequence[Part], counts: Counts) -> Plan:
     return {name: n if n < before else None for name, n, before in zip(names, left[1:], left[:-1], strict=True)}
 
 
-def _changed(chain: Sequence[Part], counts: Counts, part: Part, by: int) -> Counts:
-    """Let a block leave so many tokens more, at most as many as it has, or fewer, at least as many as the next."""
-    names = [each.name for each in chain]
-    place = names.index(part.name)
-    most = counts[names[place - 1]] if place else part.tokens
-    number, later = counts[part.name], names[place:]
-    least = next((counts[name] for name in later if counts[name] < number), part.least)
-    left = min(most, max(least, number + by))
-    return counts | {name: left for name in later if counts[name] == number}  # those that merge nothing go on with them
+@dataclass(frozen=True)
+class _Moves:
+    """Changes of the counts of a chain's blocks that keep the budget and merge in at most `most` blocks."""
 
+    problem: AllocationProblem
+    chain: Sequence[Part]
+    plan: Plan
+    most: int
 
-def _pairs(
-    problem: AllocationProblem,
-    chain: Sequence[Part],
-    plan: Plan,
-    counts: Counts,
-    changes: Mapping[tuple[str, int], Counts],
-    slopes: Mapping[tuple[str, int], float],
-) -> Iterator[Counts]:
-    """Pairs of a cheaper and a dearer change that keep the budget, the most promising first."""
-    found: dict[tuple[int, ...], tuple[float, Counts]] = {}
-    parts = {part.name: part for part in chain}
-    for (down, _), (up, _) in permutations(changes, 2):
-        if down == up or (down, -1) not in changes or (up, 1) not in changes:
-            continue
-        cheaper = changes[down, -1]
-        most = changes[up, 1][up] - counts[up]
-        for more in range(most, 0, -1):
-            both = _changed(chain, cheaper, parts[up], more)
-            if problem.fits(plan | _as_plan(chain, both)):
-                gain = slopes[down, -1] + slopes[up, 1] * (both[up] - cheaper[up]) / most
-                found.setdefault(tuple(both.values()), (gain, both))
-                break
-    yield from (both for gain, both in sorted(found.values(), key=lambda each: each[0]) if both != counts)
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        return {part.name: part for part in self.chain}
+
+    def changed(self, counts: Counts, name: str, by: int) -> Counts:
+        """Let a block leave so many tokens more, at most as many as it has, or fewer, at least as many as the next."""
+        names, number = [*self.parts], counts[name]
+        place = names.index(name)
+        most = counts[names[place - 1]] if place else self.parts[name].tokens
+        later = names[place:]
+        least = next((counts[each] for each in later if counts[each] < number), self.parts[name].least)
+        left = min(most, max(least, number + by))
+        return counts | {each: left for each in later if counts[each] == number}  # those that merge nothing, too
+
+    def moved(self, counts: Counts, cheaper: str, dearer: str, step: int) -> Counts | None:
+        """Let one block leave fewer tokens, and another as many more as the budget allows; None if it allows none."""
+        fewer = self.changed(counts, cheaper, -step)
+        for more in range(step, 0, -1):
+            both = self.changed(fewer, dearer, more)
+            if _num_merges(self.chain, both) <= self.most and self.problem.fits(self.plan | _as_plan(self.chain, both)):
+                return both
+        return None
+
+    def promising(self, counts: Counts, step: int, gains: Mapping[tuple[str, int], float]) -> Iterator[Counts]:
+        """The pairs with the largest gains, each alone, and then the first ones of different blocks together."""
+        found: dict[tuple[int, ...], tuple[float, tuple[str, str]]] = {}
+        for cheaper, dearer in permutations(self.parts, 2):
+            if (cheaper, -1) in gains and (dearer, 1) in gains and (both := self.moved(counts, cheaper, dearer, step)):
+                gain = gains[cheaper, -1] + gains[dearer, 1] * (both[dearer] - counts[dearer]) / step
+                if both != counts:
+                    found.setdefault(tuple(both.values()), (gain, (cheaper, dearer)))
+        pairs = [pair for _, pair in sorted(found.values(), reverse=True)]
+        seen = [counts, *(self.moved(counts, *pair, step) or counts for pair in pairs[:NUM_ALONE])]
+        together, free = counts, {*self.parts}
+        for pair in pairs:
+            if free.issuperset(pair) and len(seen) <= NUM_ALONE + NUM_TOGETHER:
+                free -= {*pair}
+                together = self.moved(together, *pair, step) or together
+                seen.append(together)
+        yield from (each for place, each in enumerate(seen) if each not in seen[:place] and place)
 
 
 @torch.no_grad()

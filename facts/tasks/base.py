@@ -1,32 +1,22 @@
-"""The interface of a task, and what tasks share: batches by number, and passes over the evaluation data."""
+"""The interface of a task, and what tasks share: indices, workers, and passes over the evaluation data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from facts.modules.linear_calls import stand_in
 from facts.modules.networks import autocast, evaluating, run
 from facts.moments.losses import kl_divergence, summed_cross_entropy
-from facts.utils.batches import to_device
+from facts.utils.batches import Batches, to_device
 from facts.utils.numerics import shuffled
 from facts.utils.options import options
 from facts.utils.progress import with_progress
 
 T = TypeVar("T")
-
-
-class Batches(Protocol):
-    """Batches of `(inputs, targets)`. Slicing does not read the batches outside the slice."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
-    def __getitem__(self, part: slice) -> "Batches": ...
 
 
 class Evaluation(dict[str, float]):
@@ -133,49 +123,7 @@ def pass_over(
     return found
 
 
-@dataclass(frozen=True)
-class NumberedBatches:
-    """Batches at `numbers` of a dataset whose items are batches; a slice has the same batches and reads no others.
-
-    Batches depend only on their number, in every process and after any interruption. `finish` turns an item into
-    `(inputs, targets)` in the main process, or into None to skip the batch. Workers persist, since searches read the
-    same batches repeatedly.
-    """
-
-    items: Dataset
-    finish: Callable[[Any], Any]
-    content_key: str
-    num_workers: int
-    numbers: range
-    pin_memory: bool = False
-    shares: dict[tuple[int, int], "NumberedBatches"] = field(default_factory=dict)
-
-    @cached_property
-    def loader(self) -> DataLoader:
-        return DataLoader(
-            self.items,
-            batch_size=None,  # an item is already a batch
-            sampler=self.numbers,
-            num_workers=self.num_workers,
-            collate_fn=_unchanged,
-            pin_memory=self.pin_memory and torch.cuda.is_available(),
-            persistent_workers=self.num_workers > 0,
-            generator=torch.Generator(),  # otherwise the loader draws from the global generator
-        )
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, part: slice) -> "NumberedBatches":
-        return replace(self, numbers=self.numbers[part], shares={})
-
-    def shard(self, rank: int, size: int) -> "NumberedBatches":
-        """Every `size`-th batch from number `rank` on; the others are not read."""
-        return self.shares.setdefault((rank, size), self[rank::size])
-
-    def __iter__(self) -> Iterator[Any]:
-        return (batch for batch in map(self.finish, self.loader) if batch is not None)
-
-
-def _unchanged(item: Any) -> Any:
-    return item
+def by_workers(num_workers: int, pin_memory: bool = False) -> dict[str, Any]:
+    """Options of a loader whose workers persist, since searches read the same batches repeatedly."""
+    pin_memory = pin_memory and torch.cuda.is_available()
+    return {"num_workers": num_workers, "persistent_workers": num_workers > 0, "pin_memory": pin_memory}

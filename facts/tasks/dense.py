@@ -6,7 +6,6 @@ Networks are those of `facts.models.openmmlab`.
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,12 +28,12 @@ from mmseg.structures import SegDataSample
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from facts.models.openmmlab import Features
 from facts.models.weights import sha256
 from facts.moments.losses import kl_divergence
-from facts.tasks.base import Evaluation, NumberedBatches, Task, chosen_indices_of, pass_over, settings_of
+from facts.tasks.base import Evaluation, Task, by_workers, chosen_indices_of, pass_over, settings_of
+from facts.utils.batches import Groups, NumberedBatches
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
 from facts.utils.numerics import seed_of, seeded, shuffled
@@ -183,27 +182,11 @@ class DensePrediction(Task):
             samples = data["data_samples"]
             return data["inputs"], samples if as_samples else self.targets(samples)
 
-        groups = Groups(dataset, indices, 1 if as_samples else self.batch_size, (self.seed, *seed))
-        key = content_key(self.content_key(model), list(indices), groups.batch_size, groups.seed)
-        return NumberedBatches(groups, finish, key, loader_workers(self.num_workers), range(len(groups)))
-
-
-@dataclass(frozen=True)
-class Groups(Dataset):
-    """Items of a dataset, grouped into batches. Random transforms depend on `seed` and the batch number."""
-
-    items: Dataset
-    indices: Sequence[int]
-    batch_size: int
-    seed: tuple[Any, ...]
-
-    def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size)
-
-    def __getitem__(self, number: int) -> list[Any]:
-        start = number * self.batch_size
-        with seeded(*self.seed, number):
-            return [self.items[index] for index in self.indices[start : start + self.batch_size]]
+        size = 1 if as_samples else self.batch_size
+        parts = [indices[start : start + size] for start in range(0, len(indices), size)]
+        groups = Groups(dataset, parts, seed=(self.seed, *seed))
+        key = content_key(self.content_key(model), list(indices), size, groups.seed)
+        return NumberedBatches(groups, finish, key, range(len(groups)), by_workers(loader_workers(self.num_workers)))
 
 
 @options

@@ -1,16 +1,18 @@
-"""Batches of nested tensors: their size, parts, device and shares."""
+"""Batches of nested tensors: their size, parts and device; and batches that are read by their number."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader, Dataset
 
+from facts.utils.numerics import seeded
 from facts.utils.options import first_line
 from facts.utils.progress import waiting
 
@@ -18,6 +20,14 @@ T = TypeVar("T")
 
 # Raised by networks for inputs of another shape, size, type or name.
 MISREAD = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class Batches(Protocol):
+    """Batches of `(inputs, targets)`. Slicing does not read the batches outside the slice."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
+    def __getitem__(self, part: slice) -> "Batches": ...
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -55,28 +65,71 @@ def first_sample(inputs: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor[:1], inputs)
 
 
-def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
-    """Every `size`-th batch from number `rank` on; data with a method `shard(rank, size)` need not read the others."""
-    if size == 1:
-        return batches
-    own = getattr(batches, "shard", None)
-    return own(rank, size) if own else islice(batches, rank, None, size)
+def unchanged(item: T) -> T:
+    return item
 
 
 @dataclass(frozen=True)
-class FirstSamples:
-    """The first batches of some data, until they hold at least `num_samples`."""
+class NumberedBatches:
+    """Batches at `numbers` of a dataset whose items are batches; a slice has the same batches and reads no others.
 
-    batches: Iterable[tuple[Any, Any]]
-    num_samples: int
+    Batches depend only on their number, in every process and after any interruption. `finish` turns an item into a
+    batch in the main process, or into None to leave it out. `options` are those of a `DataLoader`.
+    """
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        left = self.num_samples
-        for inputs, targets in self.batches:
-            yield inputs, targets
-            left -= batch_size(inputs)
-            if left <= 0:
-                return
+    items: Dataset
+    finish: Callable[[Any], Any]
+    content_key: str | None
+    numbers: Sequence[int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    slices: dict[tuple[int | None, ...], "NumberedBatches"] = field(default_factory=dict)
+
+    @cached_property
+    def loader(self) -> DataLoader:
+        return DataLoader(
+            self.items,
+            batch_size=None,  # an item is already a batch
+            sampler=self.numbers,
+            collate_fn=unchanged,
+            generator=torch.Generator(),  # otherwise the loader draws from the global generator
+            **self.options,
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, part: slice) -> "NumberedBatches":
+        key = part.start, part.stop, part.step  # workers that persist belong to one loader
+        return self.slices.setdefault(key, replace(self, numbers=self.numbers[part], slices={}))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch in map(self.finish, self.loader) if batch is not None)
+
+    def first(self) -> Any:
+        """Read the first batch without workers; None if there is none."""
+        return next((batch for each in self.numbers if (batch := self.finish(self.items[each])) is not None), None)
+
+
+@dataclass(frozen=True)
+class Groups(Dataset):
+    """Batches of a dataset: its items at the `indices` of each group, put together by `collate`.
+
+    Random transforms depend on `seed` and the batch number.
+    """
+
+    items: Any
+    indices: Sequence[Sequence[int]]
+    collate: Callable[[list[Any]], Any] = unchanged
+    seed: tuple[Any, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, number: int) -> Any:
+        at_once = getattr(self.items, "__getitems__", None)
+        with seeded(*self.seed, number):
+            chosen = self.indices[number]
+            return self.collate(at_once(chosen) if at_once else [self.items[index] for index in chosen])
 
 
 def first_of(batches: Iterable[T]) -> T | None:

@@ -14,8 +14,8 @@ from experiments.baselines.energies import FastLRDSearch, LEMSSearch
 from experiments.baselines.flora import Evolution, FLORASearch, Supernet, offered, within_budget
 from facts.modules.networks import replaced_forwards
 from facts.search import ComCatSearch
-from tests.finetuning.setting import Reads, Watched, interrupt
-from tests.networks import image_batches, seen_by
+from tests.finetuning.setting import Reads, interrupt
+from tests.networks import image_batches, numbered, seen_by
 from tests.oracles.fisher import discarded_energies
 from tests.search.problems import make_problem, plain_problem
 from tests.search.test_searches import wide_problem
@@ -191,16 +191,14 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(search, before, afte
     expected = search.allocate(make_problem())
 
     def batches(reads):
-        calibration = Watched(image_batches([8, 8]), reads)
-        calibration.content_key = "images"
-        return calibration
+        return numbered(image_batches([8, 8]), reads, "images")
 
     with pytest.raises(KeyboardInterrupt):
-        search.allocate(make_problem(data=batches(Reads(before + 6, interrupt)), cache=tmp_path))
+        search.allocate(make_problem(data=batches(Reads(1 + before + 6, interrupt)), cache=tmp_path))
     for count in (8, 0):
         reads = Reads()
         again = search.allocate(make_problem(data=batches(reads), cache=tmp_path))
-        assert reads.count == before + count + after
+        assert reads.count == 1 + before + count + after  # the first one is looked at
         assert again.plan == expected.plan and again.solution == expected.solution
         for name, decomposition in (expected.decompositions or {}).items():
             assert again.decompositions[name].left.equal(decomposition.left)

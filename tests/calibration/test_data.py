@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import facts
-from facts.calibration.data import Batches, as_batches
+from facts.calibration.data import Data
 from facts.modules.networks import run
 from facts.moments import InputSum
 from facts.moments.losses import SampledLabels, summed_cross_entropy
@@ -78,11 +78,11 @@ class TestLanguageModels:
         model = make_causal_lm()
         forms = [TOKENS, {"input_ids": TOKENS}, {"input_ids": TOKENS, "labels": TOKENS, "attention_mask": TOKENS >= 0}]
         for batch in forms:
-            ((tokens, targets),) = as_batches([batch], model)
+            ((tokens, targets),) = Data.of([batch], model)
             assert tokens.equal(TOKENS)
             assert targets.equal(facts.next_tokens(TOKENS))
         labels = TOKENS.masked_fill(TOKENS % 8 < 3, -100)
-        ((_, targets),) = as_batches([{"input_ids": TOKENS, "labels": labels}], model)
+        ((_, targets),) = Data.of([{"input_ids": TOKENS, "labels": labels}], model)
         assert targets[0].tolist() == [-100, -100, 3, 4, 5, 6, 7, -100]
 
     def test_padding_and_targets_that_do_not_follow(self):
@@ -142,34 +142,32 @@ def test_no_sample_is_lost_if_the_data_can_be_read_once(model):
 )
 def test_samples_that_come_without_batches(model, make):
     (images, labels), *_ = image_batches([70], dtype=torch.float32)
-    batches = as_batches(make(images, labels), model)
+    batches = Data.of(make(images, labels), model)
     assert [len(part) for part, _ in batches] == [64, 6]
     assert torch.cat([part for part, _ in batches]).equal(images)
 
 
 def test_workers_and_pinned_memory_feed_a_gpu(model):
     data = TensorDataset(torch.zeros(70, 3, 8, 8), torch.zeros(70))
-    loaders = [as_batches(data, model).data]
+    options = [Data.of(data, model).batches.options]
     with pretended_cuda():
         model = model.to("cuda")
-        loaders += [as_batches(each, model).data for each in (data, TensorDataset(*(x.to("cuda") for x in data[:])))]
-    assert (
-        [loader.pin_memory for loader in loaders]
-        == [bool(each.num_workers) for each in loaders]
-        == [False, True, False]
-    )
+        given = data, TensorDataset(*(x.to("cuda") for x in data[:]))
+        options += [Data.of(each, model).batches.options for each in given]
+    assert [each["pin_memory"] for each in options] == [bool(each["num_workers"]) for each in options]
+    assert [each["pin_memory"] for each in options] == [False, True, False]
 
 
 def test_a_loader_that_shuffles_gives_the_same_batches_in_every_pass_and_process():
     loader = DataLoader(TensorDataset(torch.arange(20.0), torch.arange(20)), batch_size=4, shuffle=True)
-    state, batches = torch.random.get_rng_state(), as_batches(loader, nn.Identity())
-    assert as_batches(batches, nn.Identity()) is batches
+    state, batches = torch.random.get_rng_state(), Data.of(loader, nn.Identity())
+    assert Data.of(batches, nn.Identity()) is batches
     first, second = ([images.tolist() for images, _ in batches] for _ in range(2))
     assert first == second
     assert first != [[*range(start, start + 4)] for start in range(0, 20, 4)]
     assert torch.random.get_rng_state().equal(state)  # draws elsewhere stay the same
     for rank in (0, 1, 0, 1):  # batch k belongs to process k % 2
-        assert [images.tolist() for images, _ in batches.shard(rank, 2)] == first[rank::2]
+        assert [images.tolist() for images, _ in batches[rank::2]] == first[rank::2]
 
 
 def test_inputs_that_ask_for_gradients_get_none():
@@ -219,7 +217,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_batches_are_inputs_by_name_and_labels_the_same_in_every_pass(name, transformers):
-    batches = Batches(LOADERS[name](transformers), make_image_classifier())
+    batches = Data.of(LOADERS[name](transformers), make_image_classifier())
     first, second = ([(inputs, labels) for inputs, labels in batches] for _ in range(2))
     assert sorted(torch.cat([labels for _, labels in first]).tolist()) == sorted(LABELS)
     for (inputs, labels), (same_inputs, same_labels) in zip(first, second, strict=True):

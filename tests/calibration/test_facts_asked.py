@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -255,3 +256,12 @@ def test_what_is_trained_stays_so(trained, settings):
     assert all(each.requires_grad == name.endswith(trained) for name, each in model.named_parameters())
     places = [name.replace(".left", ".weight").replace(".right", ".weight") for name, _ in result.named_parameters()]
     assert [each.requires_grad for each in result.parameters()] == [name.endswith(trained) for name in places]
+
+
+@pytest.mark.parametrize("parts", ["layers", "units", "units,tokens"])
+def test_a_network_runs_at_most_four_times_before_the_first_gradient(parts):
+    """On the first sample, and several; for units, with two changes of the network that should not matter."""
+    runs, model = [], timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32, num_classes=10).eval()
+    model.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])) if not args[0].is_meta else None)
+    facts.prepare(model, [torch.randn(4, 3, 32, 32) for _ in range(3)], parts=parts)
+    assert runs == [1, 5, *([1, 1] if parts != "layers" else [])]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.data import as_batches
+from facts.calibration.data import Data
 from facts.calibration.outputs import default_error, distance, output_kind
 from facts.cost.probe import Probe
 from facts.moments.losses import (
@@ -90,7 +90,7 @@ def test_the_network_says_how_its_outputs_are_read(tmp_path, problem, has_labels
     data = [(images()[0], labels)] if has_labels else images()
     result = facts.compress(model, data, estimator="pela", search="uniform", ratio=0.6)
     facts.save_compressed(result, tmp_path / "network")
-    loaded = default_error(facts.load_compressed(tmp_path / "network").model, as_batches(images(), model))
+    loaded = default_error(facts.load_compressed(tmp_path / "network").model, Data.of(images(), model))
     for error in (result.output_error, loaded):
         if problem == "regression":
             assert isinstance(error, SquaredError)

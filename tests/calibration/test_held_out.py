@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import facts
-from facts.calibration.data import as_batches, divide, num_held_out
+from facts.calibration.data import Data, num_held_out
 from facts.calibration.outputs import distance
 from facts.moments.losses import kl_divergence, squared_error
 from tests.networks import UNIFORM, image_batches, make_model, same_weights
@@ -17,8 +17,7 @@ SIZES = [16] * 10
 
 
 def parts(data, model=None):
-    batches = as_batches(data, model or nn.Identity())
-    return divide(batches, next(iter(batches)))
+    return Data.of(data, model or nn.Identity()).divided()
 
 
 def with_noise_in(data):
@@ -49,7 +48,7 @@ def test_a_tenth_but_at_least_32_and_no_more_than_a_quarter(num_samples, expecte
 def test_each_process_finds_the_same_samples():
     whole = parts(image_batches([4, 4, 4, 3]))
     for part in whole:
-        shares = [list(part.shard(rank, 2)) for rank in range(2)]
+        shares = [list(part[rank::2]) for rank in range(2)]
         alone = [images.sum().item() for images, _ in part]
         assert sorted(alone) == sorted(images.sum().item() for share in shares for images, _ in share)
 
@@ -64,18 +63,16 @@ class Counted(TensorDataset):
         return super().__getitem__(index)
 
 
-class Whole(DataLoader):
-    """A loader of which whole batches are read."""
-
-
-def test_of_a_plain_loader_only_the_rows_of_a_part_are_read():
-    data = Counted(*image_batches([70])[0])
-    for part, same, others in zip(parts(DataLoader(data, 16)), parts(Whole(data, 16)), (0, 16), strict=True):
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_of_a_dataset_only_the_samples_of_a_part_are_read(shuffle):
+    images, labels = image_batches([70])[0]
+    data, seen = Counted(images, labels), []
+    for part in parts(DataLoader(data, 16, shuffle=shuffle)):
         data.num_read = 0
-        batches = list(part)
-        assert data.num_read == sum(len(images) for images, _ in batches) + others  # held-out ones are checked
-        for batch, expected in zip(batches, same, strict=True):
-            assert all(ours.equal(theirs) for ours, theirs in zip(batch, expected, strict=True))
+        found = [image.sum().item() for batch, _ in part for image in batch]
+        assert data.num_read == len(found)
+        seen += found
+    assert sorted(seen) == sorted(image.sum().item() for image in images)
 
 
 def test_batches_that_cannot_be_divided_are_held_out_whole():
@@ -123,40 +120,33 @@ def test_too_few_to_tell(caplog):
     assert recovered.summary.distance is None and "too few samples to hold some out" in str(recovered)
 
 
-def test_data_that_change_from_pass_to_pass(caplog):
-    images, labels = image_batches([160])[0]
-    order = torch.Generator().manual_seed(0)
-    shuffled = DataLoader(TensorDataset(images, labels), 16, shuffle=True, generator=order)
-    with caplog.at_level(logging.WARNING):
-        facts.compress(make_model(), shuffled)
-    assert "the data differ from pass to pass" in caplog.text
-
-
 class Augmented(Dataset):
-    """Samples that change at random, as the first batch does not: a loader's order is drawn with the same seed."""
+    """Samples that change at random."""
 
     def __len__(self):
         return 160
 
     def __getitem__(self, number):
-        image, label = image_batches([1])[0]
-        return image[0] + torch.rand(1) * 1e-3, label[0]
+        return torch.rand(3), number
 
 
-def test_random_augmentation_is_noticed_after_the_first_batch(caplog):
-    with caplog.at_level(logging.WARNING):
-        facts.compress(make_model(), DataLoader(Augmented(), 16))
-    assert "the data differ from pass to pass" in caplog.text
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "generator": torch.Generator()}, {"num_workers": 1}])
+def test_orders_and_random_transforms_are_the_same_in_every_pass(options):
+    loader = DataLoader(Augmented(), 16, **options)
+    first, second = (list(part) for part in parts(loader)), (list(part) for part in parts(loader))
+    for batches, others in zip(first, second, strict=True):
+        for batch, other in zip(batches, others, strict=True):
+            assert batch[0].equal(other[0]) and batch[1].equal(other[1])
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_pass_through_persistent_workers_has_the_same_order(shuffle):
     data = TensorDataset(torch.arange(16), torch.zeros(16))
     loader = DataLoader(data, 4, shuffle=shuffle, num_workers=1, persistent_workers=True)
-    batches = as_batches(loader, nn.Identity())
-    alone = as_batches(DataLoader(data, 4, shuffle=shuffle), nn.Identity())
+    batches = Data.of(loader, nn.Identity())
+    alone = Data.of(DataLoader(data, 4, shuffle=shuffle), nn.Identity())
     passes = [torch.cat([inputs for inputs, _ in each]).tolist() for each in (batches, batches, alone)]
-    assert passes[0] == passes[1] == passes[2] and loader._iterator is None
+    assert passes[0] == passes[1] == passes[2]
 
 
 class Given(nn.Module):

@@ -2,12 +2,15 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "examples")
+maker = runpy.run_path(str(ROOT / "docs/make_tables.py"))
 PAGES = [str(path.relative_to(ROOT)) for folder in FOLDERS for path in folder.glob("*.md")]
 BLOCK = re.compile(r"^<!-- (?:file: (?P<file>\S+)|(?P<kind>\w+)) -->\n```\w+\n(?P<text>.*?)^```$", re.M | re.S)
 
@@ -40,3 +43,14 @@ def run(command: str, folder: Path, **environment: str) -> str:
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+@cache
+def committed(path: str) -> str:
+    """A file as it was committed: runs on this machine write their own numbers into `results/`."""
+    if not (ROOT / ".git").exists():
+        return (ROOT / path).read_text()
+    shown = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True, text=True)
+    if shown.returncode:
+        raise FileNotFoundError(path)
+    return shown.stdout

@@ -1,4 +1,4 @@
-"""The README does what it says, and methods are added as docs/extending.md says."""
+"""The guide's script runs, and methods are added as docs/extending.md says."""
 
 import json
 import runpy
@@ -34,8 +34,8 @@ assert torch.equal(model(images), outputs)
 
 
 def test_a_network_is_compressed_saved_and_loaded_in_another_process(tmp_path, monkeypatch, capsys):
-    """A smaller one than the README's, for time."""
-    write_files(section_of("README.md", "Compress your own network"), tmp_path)
+    """A smaller one than the guide's, for time."""
+    write_files(section_of("docs/guide.md", "A complete script"), tmp_path)
     for name, look in (("compress_mine.py", BEFORE), ("load_mine.py", AFTER)):
         text = (tmp_path / name).read_text().replace("vit_tiny_patch16_224", "test_vit").replace("224", "160")
         (tmp_path / name).write_text(text + look)

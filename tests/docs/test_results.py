@@ -1,14 +1,13 @@
 """Pages hold the tables and numbers of docstrings and records, and defaults follow their rules."""
 
-import runpy
-import subprocess
+import re
 import warnings
 from collections import Counter
-from functools import lru_cache
 from io import StringIO
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from experiments.output.report import is_outdated
 from experiments.record import published_records
@@ -16,47 +15,56 @@ from facts.compression.compress import default_parts
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.search.budget import Budget
 from facts.utils.cache import content_key
-from tests.docs.pages import ROOT, run
+from tests.docs.pages import ROOT, committed, maker, run
 
-maker = runpy.run_path(str(ROOT / "docs/make_tables.py"))
 render, loose_numbers = maker["render"], maker["loose_numbers"]
-
-
-@lru_cache
-def committed(path: str) -> pd.DataFrame:
-    """A table as it was committed: runs on this machine write their own numbers there."""
-    shown = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True, text=True)
-    if shown.returncode:
-        pytest.skip(f"no commit to read {path} from")
-    return pd.read_csv(StringIO(shown.stdout))
 
 
 @pytest.mark.parametrize("page", maker["PAGES"], ids=lambda page: page.name)
 def test_pages_hold_what_docstrings_and_records_give(page, monkeypatch):
-    monkeypatch.setitem(render.__globals__, "read", committed)
+    monkeypatch.setitem(render.__globals__, "text", committed)
     assert page.read_text() == render(page.read_text()), "docstrings or records have changed: make docs"
-    assert loose_numbers(page) == []
+    assert loose_numbers(page) == [], "decimals belong in a table of docs/make_tables.py"
 
 
-def test_a_number_follows_its_record_and_needs_one(tmp_path, monkeypatch):
-    records = pd.DataFrame({"row": ["FACTS", "PELA"], "column": "40 %", "ours": [83.46, 70.0]})
-    monkeypatch.setitem(render.__globals__, "read", lambda path: records)
-    ahead = '<!--= at("a", "FACTS", "40 %") - at("a", "PELA") -->{}<!--/-->'
-    assert render(ahead.format("12.6") + '<!--? at("a", "FACTS") > 83 -->').startswith(ahead.format("13.5"))
-    for page, problem in (
-        ('<!--= at("a", "ASVD") -->0.1<!--/-->', "0 lines of a, not one, have ours and ASVD"),
-        ('<!--= at("a", "40 %") -->0.1<!--/-->', "2 lines of a"),
-        ('better <!--? at("a", "PELA") > at("a", "FACTS") -->', "contradict"),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            render(page)
-    (tmp_path / "results.md").write_text(f"{ahead.format('13.5')} of `0.5` in 3 draws, 1,234.5 without")
-    assert loose_numbers(tmp_path / "results.md") == ["1,234.5"]
+def test_a_table_follows_its_records_and_needs_them(monkeypatch):
+    page = "before\n<!-- table: digits -->\n| 1 |\n<!-- end -->\nafter"
+    records = committed("results/mini/tables/classification_50.csv")
+    for row, value in (("FACTS", "12.34"), ("PELA", "56.78")):
+        records = re.sub(rf"^({row},DeiT-B,top1),[\d.]+", rf"\1,{value}", records, flags=re.MULTILINE)
+    monkeypatch.setitem(render.__globals__, "text", lambda path: records)
+    lines = render(page).splitlines()
+    assert lines[:2] == ["before", "<!-- table: digits -->"] and lines[-2:] == ["<!-- end -->", "after"]
+    assert [line[:14] for line in lines if "12.3" in line or "56.8" in line] == ["| PELA | 56.8 ", "| FACTS | 12.3"]
+    records = records.replace("FACTS,DeiT-B,top1", "FACTS,DeiT-B,other")
+    with pytest.raises(ValueError, match=r"^0 lines of classification_50, not one, have ours and FACTS, DeiT-B, top1$"):
+        render(page)
+
+
+def test_decimals_stand_in_tables_alone(tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text("<!-- table: digits -->\n| 0.1 |\n<!-- end -->\nof `0.5` in 3 [draws](a.0.2.md), 1,234.5 without")
+    assert loose_numbers(page) == ["1,234.5"]
+
+
+@pytest.mark.parametrize("page", maker["PAGES"], ids=lambda page: page.name)
+def test_tables_are_read_at_a_glance(page):
+    for line in page.read_text().splitlines():
+        assert not line.startswith("|") or line.count(" | ") < 8, line
+
+
+def test_the_map_names_every_table_and_figure_of_the_paper():
+    main = OmegaConf.load(ROOT / "conf/experiment/main.yaml").experiments
+    assert sorted(maker["IN_PAPER"].values()) == sorted(name for name in main if not name.startswith("beyond"))
+
+
+def read(path: str) -> pd.DataFrame:
+    return pd.read_csv(StringIO(committed(path)))
 
 
 def test_the_defaults_of_units_are_those_of_the_rule():
     """One choice after the other: the highest mean top-1 over both networks and all ratios."""
-    points = committed("results/photos/earlier/unit_defaults.csv")
+    points = read("results/photos/earlier/unit_defaults.csv")
     once = points[points.num_rounds == 1]
     rows = once[once.plain_share == PLAIN_SHARE_OF_UNITS].groupby("shrinkage_row").top1.mean()
     assert rows.idxmax() == ROW_OF_UNITS and len(rows) == 3
@@ -66,10 +74,10 @@ def test_the_defaults_of_units_are_those_of_the_rule():
 
 
 def test_the_default_parts_keep_most_on_the_photos_that_choose():
-    points = committed("results/photos/tables/units.csv").query("metric == 'chosen'")
+    points = read("results/photos/tables/units.csv").query("metric == 'chosen'")
     chosen = points.groupby("row").ours.mean()
     assert chosen["Units: FACTS + CoRS-Fisher"] > chosen["Layers, pivoted: FACTS + CoRS-Fisher"]
-    points = committed("results/photos/tables/tokens.csv")
+    points = read("results/photos/tables/tokens.csv")
     chosen = points[(points.metric == "chosen") & ~points.column.str.endswith("30 %")].groupby("row").ours.mean()
     assert chosen["Units and tokens: FACTS + CoRS-Fisher"] > chosen["Units: FACTS + CoRS-Fisher"]
     assert [default_parts([], Budget.of(cost=cost)) for cost in ("flops", "params")] == ["units,tokens", "units"]

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tarfile
 from contextlib import contextmanager
+from dataclasses import replace
 from html import unescape
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 import experiments.output.results
 from experiments.compose import CONF
 from experiments.config import Experiment
-from experiments.output.report import write_report
+from experiments.output.report import provenance, read_result, write_report
 from experiments.output.tables import ERRORS
 from experiments.report import main
 from tests.records import BOTH, EXPERIMENTS, PLAIN, REASON, demo, make_record, place, write_results
@@ -113,8 +114,15 @@ def test_what_is_missing_is_listed_with_the_reason(page):
     assert "done 24 failed 4 missing 4 n.a. 2 tables not begun 0 cells in 3 tables 34" in page.text
 
 
-def test_provenance(page):
+def test_provenance(page, folder):
+    """It counts every record of a table, also of later draws, by machine."""
     assert "torch" in rows(page, "provenance")
+    first, *others = (record for experiment in EXPERIMENTS for record in read_result(experiment, folder).draws)
+    elsewhere = replace(first, machine={**first.machine, "processor": "another"})
+    lines = provenance([elsewhere, first, *others]).value
+    assert lines["outdated"].endswith(f" of {len(others) + 2} records")
+    assert lines["processor"] == f"{first.machine['processor']} ({len(others) + 1}), another (1)"
+    assert lines["torch"] == first.versions["torch"]
 
 
 def test_nothing_is_loaded_nothing_escapes(page, folder):

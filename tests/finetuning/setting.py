@@ -11,7 +11,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.moments.losses import summed_cross_entropy
 from facts.tasks.classification.base import Classification
 from facts.utils.cache import content_key
-from tests.networks import UNIFORM, image_batches, make_model
+from tests.networks import UNIFORM, image_batches, make_model, numbered
 
 
 class Given:
@@ -24,26 +24,10 @@ class Given:
         self.batches, self.before_batch = image_batches(sizes, dtype=dtype), before_batch
 
     def training(self, model, epoch, seed=0):
-        return Watched(self.batches, self.before_batch)
+        return numbered(self.batches, self.before_batch)
 
     def content_key(self, model):
         return content_key(self.batches)
-
-
-class Watched:
-    def __init__(self, batches, before_batch):
-        self.batches, self.before_batch = batches, before_batch
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, part):
-        return Watched(self.batches[part], self.before_batch)
-
-    def __iter__(self):
-        for batch in self.batches:
-            self.before_batch()
-            yield batch
 
 
 class Reads:

@@ -14,7 +14,8 @@ from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.utils.batches import in_parts
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
-from tests.networks import LAYERS, KeyedBatches, image_batches, make_model, make_sharing
+from tests.finetuning.setting import Reads
+from tests.networks import LAYERS, image_batches, make_model, make_sharing, numbered
 
 
 def limited_model(at_once: int):
@@ -95,18 +96,19 @@ class TestLayersAtOnce:
     @pytest.mark.parametrize("cached", [False, True])
     def test_decompositions_are_those_of_one_pass(self, estimator, cached, tmp_path):
         """From the moments, from the cache's moments, and from the cache's decompositions."""
-        model, batches = make_model(), KeyedBatches(image_batches([5, 5, 2]))
+        reads = Reads()
+        model, batches = make_model(), numbered(image_batches([5, 5, 2]), reads, "images")
         whole = facts.prepare(model, batches).decompositions(estimator)
         execution = Execution(memory=MemoryPolicy(layers_at_once=4), cache=tmp_path if cached else None)
         calibration = facts.prepare(model, batches, execution=execution)
         results = [calibration.decompositions(estimator)]
         if cached:
-            num_reads = batches.num_reads
+            num_reads = reads.count
             results.append(calibration.decompositions(estimator))
             (file,) = tmp_path.glob("*/*.safetensors")  # one for all layers
             file.unlink()
             results.append(calibration.decompositions(estimator))
-            assert (batches.num_reads == num_reads) == (not isinstance(estimator, GFWSVD))  # it keeps no gradients
+            assert (reads.count == num_reads) == (not isinstance(estimator, GFWSVD))  # it keeps no gradients
         for result in results:
             assert list(result) == list(LAYERS)
             for name in LAYERS:

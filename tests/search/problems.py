@@ -7,6 +7,7 @@ from torch import nn
 
 import facts
 from facts.calibration.calibration import Calibration, decompose_layers
+from facts.calibration.data import Data
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS
@@ -25,7 +26,12 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
         held_out=(),
         form="plain",
     )
-    defaults = {"bounds": {"flops": 0.5}, "sensitivity": image_batches(list(sizes), shape=shape, seed=2)}
+    if "data" in own:
+        own["data"] = Data.of(own["data"], calibration.model)
+    fields = {"sensitivity": image_batches(list(sizes), shape=shape, seed=2)} | fields
+    if fields["sensitivity"] is not None:
+        fields["sensitivity"] = Data.of(fields["sensitivity"], calibration.model)
+    defaults = {"bounds": {"flops": 0.5}}
     chosen = ESTIMATORS[estimator]()
     decompositions = calibration.decompositions(chosen)
     calibration = replace(calibration, **own).cached_in(cache)

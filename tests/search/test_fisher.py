@@ -8,7 +8,8 @@ from facts.estimators.whitening import shrink
 from facts.moments.losses import SampledLabels
 from facts.search import CoRSFisher
 from facts.search.fisher import exact_profiles, kronecker_profile
-from tests.networks import KeyedBatches, image_batches
+from tests.finetuning.setting import Reads
+from tests.networks import image_batches, numbered
 from tests.search.problems import every_rank, make_problem, truncated
 
 
@@ -77,12 +78,13 @@ def test_kronecker_needs_both_sides():
 
 
 def test_profiles_are_kept(tmp_path):
-    data = KeyedBatches(image_batches([4, 3], seed=2))
-    problem = make_problem(cache=tmp_path, sensitivity=data)
+    reads = Reads()
+    data = numbered(image_batches([4, 3], seed=2), reads, "images")
+    problem, num_read = make_problem(cache=tmp_path, sensitivity=data), reads.count
     first = exact_profiles(problem, "sampled", seed=0)
     again = exact_profiles(problem, "sampled", seed=0)
     assert all(first[name].equal(again[name]) for name in first)
-    assert data.num_reads == 1
+    assert reads.count == num_read + 2
     for number, options in enumerate((("sampled", 1), ("given", 0)), 2):  # other labels are another profile
         exact_profiles(problem, *options)
-        assert data.num_reads == number
+        assert reads.count == num_read + 2 * number

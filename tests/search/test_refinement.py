@@ -1,12 +1,14 @@
 """Plans of tokens refined by measuring: within the budget and never worse on the samples."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import facts
 from facts.search import AllocationProblem
 from facts.search.programs import TokenProgram, summed_error
-from facts.search.refinement import _changed, _measured, refined
+from facts.search.refinement import _measured, _Moves, refined
 from tests.parts.test_tokens import batches, vit
 
 
@@ -44,6 +46,20 @@ def test_kept_outputs_do_not_change_what_is_measured(problem, samples):
 
 def test_blocks_that_merge_nothing_follow_a_change(problem):
     chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (12, 12, 12, 6), strict=True))
+    moves = _Moves(problem, chain, problem.at_common_ratio(TokenProgram(problem, {}).constant), 6)
     changes = {(0, 3): (15, 15, 15, 6), (1, -2): (12, 10, 10, 6), (0, -9): (6, 6, 6, 6), (3, -9): (12, 12, 12, 2)}
     for (place, by), expected in changes.items():
-        assert tuple(_changed(chain, counts, chain[place], by).values()) == expected
+        assert tuple(moves.changed(counts, chain[place].name, by).values()) == expected
+
+
+def test_the_most_promising_pairs_are_measured_alone_and_together(problem):
+    """Each keeps the budget and the number of merging blocks; the first two pairs share no block."""
+    chain, names = list(problem.parts.values()), [*problem.parts]
+    counts = dict(zip(names, (14, 12, 8, 6), strict=True))
+    plan = dict(counts)
+    moves = _Moves(replace(problem, bounds={"flops": problem.spent(plan)[0] / problem.dense[0]}), chain, plan, 4)
+    gains = {(names[0], -1): -1.0, (names[1], 1): 3.0, (names[2], -1): -0.5, (names[3], 1): 2.0}
+    alone, second, *together = moves.promising(counts, 1, gains)
+    assert alone == counts | {names[1]: 13, names[2]: 7} and second[names[1]] == 13 and second[names[0]] == 13
+    assert together == [counts | {names[1]: 13, names[2]: 7, names[0]: 13, names[3]: 7}]
+    assert all(moves.problem.fits(each) for each in (alone, second, *together))

@@ -21,7 +21,7 @@ from torchvision import transforms
 
 from facts.modules.networks import is_transformers, problem_of
 from facts.moments.losses import DECLARED
-from facts.tasks.base import NumberedBatches, chosen_indices_of, settings_of
+from facts.tasks.base import by_workers, chosen_indices_of, settings_of
 from facts.tasks.classification.base import (
     Batch,
     Classification,
@@ -41,6 +41,7 @@ from facts.tasks.classification.files import (
     first_few,
     synsets,
 )
+from facts.utils.batches import NumberedBatches
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
 from facts.utils.numerics import seed_of, seeded, shuffled
@@ -182,8 +183,8 @@ class Images(Classification):
         if labels is not None:
             items = replace(items, files=replace(items.files, labels=np.array(labels)[items.files.labels]))
         finish = Decodable(len(items.files), labels is not None, self.most_broken)
-        num_workers = loader_workers(self.num_workers)
-        return NumberedBatches(items, finish, key, num_workers, range(len(items)), pin_memory=True)
+        options = by_workers(loader_workers(self.num_workers), pin_memory=True)
+        return NumberedBatches(items, finish, key, range(len(items)), options)
 
     def _transform(self, model: nn.Module, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
         config = data_config(model)

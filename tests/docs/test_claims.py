@@ -1,0 +1,342 @@
+"""What the pages say about measurements: each claim is a sentence of a page, and a condition on the records."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.docs.pages import ROOT, committed, maker
+
+BASES, TINY, RANKS = maker["BASES"], maker["TINY"], (60, 50, 40)
+PLAIN = "PELA", "FW-SVD", "ASVD"
+OTHERS = "FW-SVD", "GFWSVD", "KFAC-reduce", "KFAC-expand"
+BOTH, UNITS, TOME, DENSE = maker["BOTH"], maker["UNITS"], maker["TOME"], maker["DENSE"]
+HALVES = "top1", "chosen"
+LAYERS = "Layers, pivoted: FACTS + CoRS-Fisher"
+ahead, at, kept, lead, on_all_photos, table = map(
+    maker.get, ("ahead", "at", "kept_parameters", "lead", "on_all_photos", "table")
+)
+
+
+def read(path: str) -> pd.DataFrame:
+    return ahead.__globals__["read"](path)
+
+
+def top1(name: str, row: str, column: str, of: str = "ours") -> float:
+    return at(name, row, column, "top1", of=of)
+
+
+def is_ahead(other: str, column: str) -> bool:
+    """Whether units and tokens lead another row by more than two standard errors."""
+    difference, error = ahead(BOTH, other, column)
+    return difference > 2 * error
+
+
+def is_level(other: str, column: str) -> bool:
+    difference, error = ahead(BOTH, other, column)
+    return abs(difference) <= 2 * error
+
+
+def remaining(machine: str, runtime: str, *plan: str) -> float:
+    return at(f"benchmarks/{machine}/units_and_tokens", runtime, *plan, of="remaining time")
+
+
+def on_gpu(runtime: str) -> float:
+    return remaining("nvidia_h200", f"PyTorch, {runtime}", "0.501")
+
+
+def mean_of(row: str) -> float:
+    return table("photos/baselines").query("metric == 'top1' and row == @row").ours.mean()
+
+
+def changes_by_measuring_again() -> pd.Series:
+    points = read("results/photos/earlier/units_measured_again.csv")
+    measured = points.pivot(index=["network", "ratio"], columns="num_measurements", values="top1")
+    return (measured[2] - measured[1]).round()
+
+
+def speed_of(row: str, ratio: int | None = None) -> float:
+    return at("photos/int8", row, "DeiT-Tiny" + (f", {ratio} %" if ratio else ""), "speedup")
+
+
+def encoder(row: str) -> float:
+    return at("photos/encoders", row, "DeiT-Tiny, 50 %", "nearest_top1")
+
+
+def level_methods() -> list[str]:
+    lines = table("mini/figures/baselines")
+    return list(lines[lines.level.astype(bool)].method)
+
+
+def data_passes(title: str) -> list[float]:
+    """Times of a data pass relative to one forward and backward pass, on all CPUs and networks."""
+    machines = "amd_epyc", "intel_r_xeon_r_processor_2_50ghz"
+    lines = pd.concat([table(f"benchmarks/{machine}/data_pass") for machine in machines])
+    return list(lines[lines["pass"] == title]["ratio of time"])
+
+
+def without_vnni(kind: str, ratio: float) -> float:
+    lines = read("results/photos/earlier/int8_without_vnni.csv")
+    chosen = (lines.network == "deit_tiny") & (lines.format == kind) & (lines.ratio == ratio)
+    return float(lines[chosen]["speed-up"].iloc[0])
+
+
+def minutes(search: str) -> float:
+    return at("photos/search_methods", search, "ViT-Tiny, 70 %", "search_minutes")
+
+
+def fisher(row: str, metric: str) -> float:
+    return at("photos/fisher_estimators", row, metric)
+
+
+README: dict[str, Callable[[], bool]] = {
+    "Standard errors are below two points.": lambda: all(
+        sum(at("photos/tokens", row, column, half, of="standard_error") ** 2 for half in HALVES) ** 0.5 / 2 < 2
+        for row in (DENSE, BOTH, TOME, UNITS)
+        for column in (f"{network}, {ratio} %" for network in TINY for ratio in (80, 70, 60, 50))
+    ),
+    "At half of the FLOPs, the default loses one to two points.": lambda: all(
+        1 <= round(-ahead(BOTH, DENSE, f"{network}, 50 %")[0]) <= 2 for network in TINY
+    ),
+    "It is ahead of ToMe on the ViT-Tiny, and level with it on the DeiT-Tiny.": lambda: (
+        is_ahead(TOME, "ViT-Tiny, 50 %") and is_level(TOME, "DeiT-Tiny, 50 %")
+    ),
+    "With fewer FLOPs, it is far ahead on both.": lambda: all(
+        ahead(BOTH, TOME, f"{network}, {ratio} %")[0] > 10 for network in TINY for ratio in (40, 30)
+    ),
+    "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, f"{network}, 50 %") == 1 for network in TINY),
+    "On CPUs in float32, DeiT-B takes about half of the time at half of the FLOPs.": lambda: all(
+        0.45 < remaining(machine, f"{runtime}, float32") < 0.6
+        for machine in ("amd_epyc_bfloat16", "intel_xeon_amx")
+        for runtime in ("PyTorch", "PyTorch compiled", "ONNX Runtime", "OpenVINO")
+    ),
+    "On a GPU in half precision, merging takes longer than it saves": lambda: (
+        on_gpu("bfloat16") > 1 and on_gpu("float16") > 1
+    ),
+}
+
+RESULTS: dict[str, Callable[[], bool]] = {
+    "The small networks lose less than two points at 50 %": lambda: all(
+        top1("classification_50", "Baseline", network) - top1("classification_50", "FACTS + CoRS", network) < 2
+        for network in BASES
+    ),
+    "At 40 %, on DeiT-B and Swin-B, FACTS leads SVD-LLM by more than a point": lambda: all(
+        lead("classification_40", "FACTS", "SVD-LLM", [network]) > 1 for network in BASES[:2]
+    ),
+    "CoRS leads uniform ranks by more than two standard errors": lambda: all(
+        at("classification_40", "FACTS", network, "top1", of="behind") > 2
+        and at("classification_40", "FACTS + CoRS", network, "top1", of="behind") == 0
+        for network in BASES[:2]
+    ),
+    "DISP-LLM is ahead: FACTS with CoRS loses accuracy in its one epoch": lambda: (
+        top1("structured_pruning", "DISP-LLM, finetuned 5 epochs", "DeiT-B")
+        > top1("structured_pruning", "FACTS + CoRS, finetuned 1 epoch", "DeiT-B")
+        < top1("structured_pruning", "FACTS + CoRS", "DeiT-B")
+    ),
+    "Down to half of the FLOPs, the DeiT-Tiny's default is within two standard errors of ToMe.": lambda: all(
+        is_level(TOME, f"DeiT-Tiny, {ratio} %") for ratio in (80, 70, 60, 50)
+    ),
+    "Below half, and on the ViT-Tiny from 60 % down, it is clearly ahead.": lambda: all(
+        is_ahead(TOME, column)
+        for column in ("DeiT-Tiny, 40 %", "DeiT-Tiny, 30 %", *(f"ViT-Tiny, {ratio} %" for ratio in (60, 50, 40, 30)))
+    ),
+    "Units alone lose much more; low-rank layers lose most": lambda: all(
+        on_all_photos(BOTH, f"{network}, 50 %") - 10
+        > top1("photos/units", UNITS, f"{network}, 50 %")
+        > top1("photos/units", LAYERS, f"{network}, 50 %") + 10
+        for network in TINY
+    ),
+    "by two points for the DeiT-Tiny and by seven for the ViT-Tiny": lambda: (
+        [
+            round(
+                at("photos/tokens", DENSE, f"{network}, 50 %", "chosen")
+                - top1("photos/tokens", DENSE, f"{network}, 50 %")
+            )
+            for network in TINY
+        ]
+        == [2, 7]
+    ),
+    "Ten minutes without labels raise layers and units by more than five points.": lambda: all(
+        lead("photos/beyond", f"{row}, recovered", row, ["DeiT-Tiny, 50 %"]) > 5
+        for row in ("FACTS + CoRS-Fisher, pivoted", "FACTS + CoRS-Fisher, units")
+    ),
+    "Units and tokens gain no top-1": lambda: (
+        top1("photos/tokens", f"{BOTH}, recovered", "DeiT-Tiny, 50 %") <= top1("photos/tokens", BOTH, "DeiT-Tiny, 50 %")
+    ),
+    "CoRS helps every estimator.": lambda: all(
+        float(with_cors) > float(uniform) for _, uniform, with_cors in list(maker["baselines"]())[1:]
+    ),
+    "CoRS leads it by seven points, in four times the time.": lambda: (
+        round(lead("photos/search_methods", "CoRS", "CoRS-Fisher, exact", ["ViT-Tiny, 70 %"])) == 7
+        and round(minutes("CoRS") / minutes("CoRS-Fisher, exact")) == 4
+    ),
+    "Pivoted layers keep more than plain ones at every ratio.": lambda: all(
+        lead("photos/beyond", "FACTS + CoRS-Fisher, pivoted", "FACTS + CoRS-Fisher", [f"{network}, {ratio} %"]) > 0
+        for network in TINY
+        for ratio in (80, 70, 60, 50)
+    ),
+    "the two closest estimators, Shampoo² and FACTS, give the best networks": lambda: all(
+        min(fisher(row, metric) for row in ("Shampoo²", "FACTS")) > max(fisher(row, metric) for row in OTHERS)
+        for metric in ("cosine", "top1")
+    ),
+    "KFAC-expand is level with them, though no closer than KFAC-reduce, which is far behind": lambda: (
+        abs(fisher("KFAC-expand", "top1") - fisher("FACTS", "top1")) < 2
+        and fisher("KFAC-expand", "cosine") <= fisher("KFAC-reduce", "cosine")
+        and fisher("KFAC-reduce", "top1") < fisher("KFAC-expand", "top1") - 20
+    ),
+    "The cross-token terms, which FACTS drops, are seven times what it keeps": lambda: (
+        round(at("photos/cross_moments", "FACTS", "cross_operator")) == 7
+    ),
+    "keeps its accuracy by the nearest photo, within the standard error, with units and tokens": lambda: (
+        abs(encoder("Dense") - encoder("Units and tokens"))
+        < at("photos/encoders", "Dense", "DeiT-Tiny, 50 %", "nearest_top1", of="standard_error")
+    ),
+    "with units alone it loses nearly half": lambda: 0.4 < 1 - encoder("Units") / encoder("Dense") < 0.5,
+    "with standard errors below one point": lambda: all(
+        table(f"classification_{ratio}").query("metric == 'top1'").standard_error.max() < 1 for ratio in RANKS
+    ),
+    "FACTS and SVD-LLM lead plain truncation, FW-SVD and ASVD at every ratio, except on ConvNeXt-B": lambda: all(
+        min(top1(f"classification_{ratio}", row, network) for row in ("FACTS", "SVD-LLM"))
+        > max(top1(f"classification_{ratio}", row, network) for row in PLAIN)
+        for ratio in RANKS
+        for network in ("DeiT-B", "Swin-B", "MambaVision-B")
+    ),
+    "where all lie within two points": lambda: all(
+        np.ptp([top1(f"classification_{ratio}", row, "ConvNeXt-B") for row in ("FACTS", "SVD-LLM", *PLAIN)]) < 2
+        for ratio in RANKS
+    ),
+    "eight are level, six of them FACTS with different searches": lambda: (
+        len(level_methods()) == 8 and sum(method.startswith("FACTS + ") for method in level_methods()) == 6
+    ),
+    "Units and pivoted layers are level at 70 and 50 %": lambda: all(
+        abs(lead("units", UNITS, LAYERS, [f"{network}, {ratio} %"])) <= 0.5
+        for network in BASES[:3]
+        for ratio in (70, 50)
+    ),
+    "at 40 %, units lead on DeiT-B and Swin-B": lambda: all(
+        lead("units", UNITS, LAYERS, [f"{network}, 40 %"]) > 0.5 for network in BASES[:2]
+    ),
+    "Among good estimators, units hardly differ.": lambda: (
+        max(
+            abs(lead("units", "Units: SVD-LLM + CoRS-Fisher", UNITS, [f"{network}, {ratio} %"]))
+            for network in BASES[:3]
+            for ratio in (70, 50, 40)
+        )
+        <= 0.5
+    ),
+    "Recovered, DeiT-B with units loses less than a point at 40 %.": lambda: (
+        lead("beyond", "Dense", "FACTS + CoRS-Fisher, units, recovered", ["DeiT-B, 40 %"]) < 1
+    ),
+    "images have only 16, and merging them adds less than a point": lambda: all(
+        lead("tokens", BOTH, UNITS, [f"DeiT-B, {ratio} %"]) < 1 for ratio in (80, 70, 60, 50, 40, 30)
+    ),
+    "With uniform ranks, the language model's methods rank by perplexity as in the paper.": lambda: (
+        at("llm", "FACTS", "perplexity")
+        < at("llm", "Shampoo²", "perplexity")
+        < at("llm", "SVD-LLM", "perplexity")
+        < at("llm", "GFWSVD", "perplexity")
+    ),
+    "PELA, which retrains the whole network, exceeds the dense detector": lambda: (
+        at("detection", "PELA, retrained in stages", "box_map") > at("detection", "Baseline", "box_map")
+    ),
+    "with other ranks they are slower than the dense network": lambda: all(
+        at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", "50% of the FLOPs", of="speed-up") < 1
+        for kind in ("float32", "bfloat16", "float16")
+    ),
+    "On a GPU in half precision, merging takes longer than it saves.": lambda: (
+        on_gpu("bfloat16") > 1 and on_gpu("float16") > 1
+    ),
+    "In float32 without TF32 it saves a third.": lambda: 0.6 < on_gpu("float32 (highest)") < 0.7,
+    "On a CPU it saves a third to a half of the time": lambda: (
+        table("benchmarks/amd_epyc_bfloat16/units_and_tokens")["remaining time"].between(0.48, 0.67).all()
+    ),
+    "on an Intel Xeon with AMX in bfloat16, only 15 percent": lambda: (
+        round(1 - remaining("intel_xeon_amx", "PyTorch, bfloat16"), 2) == 0.15
+    ),
+    "A budget of 70 % of DeiT-B's latency was met within three points": lambda: all(
+        abs(at("benchmarks/intel_r_xeon_r_processor_2_50ghz/latency", "DeiT-B", of=f"measured{again} [%]") - 70) < 3
+        for again in ("", " again")
+    ),
+    "FACTS's data pass takes up to twice as long as a forward and backward pass.": lambda: (
+        max(
+            *data_passes("data pass of FACTS"),
+            at("benchmarks/nvidia_h200/data_pass", "data pass of FACTS", of="ratio of time"),
+        )
+        < 2
+    ),
+    "it takes up to five times as long on CPUs": lambda: max(data_passes("data pass of all ten estimators")) < 5,
+    "At half of the FLOPs, the default keeps about nine tenths of them.": lambda: all(
+        round(kept(BOTH, f"{network}, 50 %"), 1) == 0.9 for network in TINY
+    ),
+    "This changed top-1 by -2 to 3 points": lambda: (
+        (changes_by_measuring_again().min(), changes_by_measuring_again().max()) == (-2, 3)
+    ),
+}
+
+CHOOSING: dict[str, Callable[[], bool]] = {
+    "Int8 costs less than narrower units, and saves more.": lambda: (
+        at("photos/int8", "int8", "DeiT-Tiny", "exported_top1")
+        > at("photos/int8", "float32", "DeiT-Tiny, 80 %", "exported_top1")
+        and speed_of("int8") > max(speed_of("float32", ratio) for ratio in (80, 70, 50))
+    ),
+    "Units add a little speed to it": lambda: all(
+        1 < speed_of("int8", ratio) / speed_of("int8") < 1.25 for ratio in (80, 70)
+    ),
+    "ONNX Runtime's int8 gains next to nothing from them.": lambda: all(
+        speed_of("int8, ONNX Runtime", ratio) / speed_of("int8, ONNX Runtime") < 1.1 for ratio in (80, 70, 50)
+    ),
+    "at half of the FLOPs, a DeiT-Tiny with units and tokens keeps its accuracy by the nearest photo": lambda: (
+        abs(encoder("Dense") - encoder("Units and tokens")) < 2
+    ),
+    "OpenVINO runs a DeiT-Tiny in int8 more slowly than in float32, and faster with units": lambda: (
+        without_vnni("int8", 1) < 1 < min(without_vnni("float32", ratio) for ratio in (0.8, 0.7, 0.5))
+    ),
+}
+
+PAGES = {"README.md": README, "docs/results.md": RESULTS, "docs/choosing.md": CHOOSING}
+CLAIMS = [
+    pytest.param(page, sentence, holds, id=f"{page}: {sentence}")
+    for page, claims in PAGES.items()
+    for sentence, holds in claims.items()
+]
+
+
+def plain(page: str) -> str:
+    """The words of a page, without marks and the addresses of links."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text())
+    return " ".join(text.replace("**", "").split())
+
+
+@pytest.mark.parametrize(("page", "sentence", "holds"), CLAIMS)
+def test_a_claim_stands_on_its_page_and_holds(page, sentence, holds, monkeypatch):
+    monkeypatch.setitem(ahead.__globals__, "text", committed)
+    assert sentence in plain(page), "the page says it no longer: change or remove the claim"
+    assert holds(), "the records contradict this sentence: correct it, and the claim"
+
+
+@pytest.mark.parametrize(("page", "sentence", "holds"), CLAIMS)
+def test_other_records_would_contradict_a_claim(page, sentence, holds, monkeypatch):
+    """With numbers drawn at random in place of all measurements."""
+    generator = np.random.default_rng(0)
+    measured, record_of = (ahead.__globals__[name] for name in ("read", "record_of"))
+    monkeypatch.setitem(ahead.__globals__, "text", committed)
+
+    def drawn(path: str) -> pd.DataFrame:
+        lines = measured(path)
+        places = {"ratio", "num_measurements", "full-rule FLOPs"} & set(lines)
+        for name in set(lines.select_dtypes("number")) - places:
+            lines[name] = generator.normal(scale=100, size=len(lines))
+        if "level" in lines:
+            lines["level"] = generator.random(len(lines)) < 0.5
+        return lines
+
+    def drawn_record(row: str, column: str) -> dict:
+        record = record_of(row, column)
+        return record | {"metrics": {"mparams": generator.uniform(1, 9)}}
+
+    with monkeypatch.context() as patched:
+        patched.setitem(ahead.__globals__, "record_of", drawn_record)
+        patched.setitem(ahead.__globals__, "read", drawn)
+        assert not all(holds() for _ in range(10)), "no measurement could contradict this condition"
