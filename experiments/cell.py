@@ -1,18 +1,40 @@
-"""One cell: a checked configuration, its parts, and the fingerprint of everything that its result depends on."""
+"""One cell: a configuration and its place in a table, its parts, its state, and the fingerprint of its result."""
 
+import copy
+import json
 import re
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.config import EXTRAS, TASKS, as_json, checked, how_to_install, instantiate, missing_packages, plain
+from experiments.compose import composed, given_to_cells
+from experiments.config import (
+    EXTRAS,
+    PROFILES,
+    TASKS,
+    USER_ERRORS,
+    Experiment,
+    as_json,
+    build,
+    from_fields,
+    how_to_install,
+    in_a_line,
+    instantiate,
+    missing_packages,
+    of_profile,
+    plain,
+)
 from experiments.methods import Method, method_of
-from experiments.record import MINUTES, Record, machine, read_record
+from experiments.record import MINUTES, Record, Status, key_of, latest_records, machine, read_record
 from facts.analysis.base import Analysis
 from facts.calibration.prepare import prepare
 from facts.calibration.prepared_model import Execution, PreparedModel
@@ -33,51 +55,93 @@ from facts.utils.files import at_home, writable_folder
 from facts.utils.version import RESULTS
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROFILES = ("mini", "photos", "paper")
-LABELS = ("given", "sampled")
-MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 
-@dataclass(frozen=True)
+class State(NamedTuple):
+    """What there is of a cell's result, and for a cell that failed or is blocked the reason."""
+
+    name: Literal["done", "failed", "to do", "blocked"]
+    why: str = ""
+
+
+@dataclass(eq=False)
 class Cell:
-    """A configuration whose parts exist and are within range. The network is built on first use."""
+    """A configuration, its place in a table, and its record; or why it cannot run (`fault`), or why its run failed.
+
+    Its parts are built on first use. They raise `ValueError`, `ImportError` or an `OSError` that says what to change.
+    """
 
     config: DictConfig
-    recipe: Recipe
-    task: Task
-    method: Method
-    analysis: Analysis | None = None
-    finetuning: Finetuning | Recovery | None = None
+    experiment: str = ""
+    row: str = ""
+    column: str = ""
+    draw: int = 0
+    record: Record | None = None
+    fault: str = ""
+    error: str = ""
 
-    @classmethod
-    def of(cls, config: DictConfig) -> Self:
-        """Build all parts except the network. Raises `ValueError` or an `OSError` that says what to change."""
-        check(config)
-        refuse_missing_packages(config)
-        profile = config.profile.name
-        for group in ("model", "task", "analysis", "pruning", "finetuning"):
-            refuse_other_profiles(group, config[group], profile)
-        recipe = instantiate(config.model[profile], kind=Recipe)
-        refuse_other_tasks(recipe, config)
-        analysis, finetuning = (
-            instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
-        )
-        if analysis and analysis.reads_layers and config.parts != "layers":
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was built from the configuration, so that copies build it anew."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @property
+    def status(self) -> Status:
+        if self.error:
+            return "failed"
+        return self.record.status if self.record else "missing"
+
+    def state(self) -> State:
+        """What `recall` has found, or a run since."""
+        if self.error:
+            return State("failed", self.error)
+        if self.record:
+            return State(self.record.status, (self.record.error or "").strip().rpartition("\n")[2])
+        return State("blocked", self.fault) if self.fault else State("to do")
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is to do, or to be tried again."""
+        return self.state().name in ("to do", "failed")
+
+    def check(self) -> None:
+        """Build all parts except the network."""
+        check_values(self.config)
+        refuse_missing_packages(self.config)
+        refuse_other_tasks(self.recipe, self.config)
+        if self.analysis and self.analysis.reads_layers and self.config.parts != "layers":
             raise ValueError("this analysis covers only layers and their inputs: choose parts=layers with it")
-        method = method_of(config)
-        kinds_of(config.parts)  # now that a user's own, beside a method, are known
-        return cls(
-            config=config,
-            recipe=recipe,
-            task=load_task(as_json(config.task[profile]), f"task.{profile}"),
-            method=method,
-            analysis=analysis,
-            finetuning=finetuning,
-        )
+        _ = self.task, self.finetuning, self.method
+        kinds_of(self.config.parts)  # now that a user's own, beside a method, are known
+
+    @property
+    def profile(self) -> str:
+        return self.config.profile.name
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return instantiate(of_profile(self.config, "model"), kind=Recipe)
+
+    @cached_property
+    def task(self) -> Task:
+        return load_task(as_json(of_profile(self.config, "task")), f"task.{self.profile}")
+
+    @cached_property
+    def method(self) -> Method:
+        return method_of(self.config)
+
+    @cached_property
+    def analysis(self) -> Analysis | None:
+        node = of_profile(self.config, "analysis")
+        return node and instantiate(node, kind=Analysis)
+
+    @cached_property
+    def finetuning(self) -> Finetuning | Recovery | None:
+        node = of_profile(self.config, "finetuning")
+        return node and instantiate(node)
 
     @cached_property
     def model(self) -> nn.Module:
-        return load_model(as_json(self.config.model[self.config.profile.name]), self.config.hardware.device)
+        return load_model(as_json(self.config.model[self.profile]), self.config.hardware.device)
 
     @cached_property
     def calibration(self) -> PreparedModel:
@@ -115,14 +179,19 @@ class Cell:
     @property
     def settings(self) -> dict[str, Any]:
         """The configuration for records: resolved, with the recipes of its own profile alone."""
-        return without_others(plain(self.config), self.config.profile.name)
+        return without_others(plain(self.config), self.profile)
 
     @property
-    def words(self) -> str:
-        """The cell in words: its network, method and ratio, and any later steps."""
-        names: dict[type, str] = {
-            kind: name for kinds in (ESTIMATORS, SEARCHES, PRUNERS) for name, kind in kinds.items()
-        }
+    def place(self) -> str:
+        """Its table and its place there, in words; empty outside one."""
+        draw = f"draw {self.draw + 1}" if self.draw else ""
+        return ", ".join(filter(None, (self.experiment, self.row, self.column, draw)))
+
+    @property
+    def label(self) -> str:
+        """What it computes, in words: its network, method and ratio, and any later steps."""
+        known = (ESTIMATORS, SEARCHES, PRUNERS)
+        names: dict[type, str] = {kind: name for kinds in known for name, kind in kinds.items()}
         made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
         if made:
             made += [str(self.config.ratio), *(kind for kind in self.config.parts.split(",") if kind != "layers")]
@@ -130,6 +199,19 @@ class Cell:
         stages = ["in stages"] if self.config.stages else []
         after = [node.name for node in (self.config.finetuning, self.config.analysis) if node]
         return " · ".join([self.config.model.name, *(made or ["dense"]), *stages, *after])
+
+    @property
+    def data(self) -> str:
+        """Network, choice of layers, data and labels as text: equal for cells that share a data pass."""
+        parts = (plain(self.config[group][self.profile]) for group in ("model", "task"))
+        return json.dumps([*parts, list(self.config.excluded_names), self.config.labels])
+
+    @property
+    def key(self) -> str:
+        """What tells it from others without network and data, as in `latest_records`."""
+        recipe = as_json(self.config.model[self.profile])
+        task = self.config.task[self.profile]
+        return key_of(self.identity, weights_of(recipe), json.loads(recipe), task.get("num_calibration"))
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -139,7 +221,7 @@ class Cell:
             "results": RESULTS,
             "model": config.model.name,
             "task": config.task.name,
-            "profile": config.profile.name,
+            "profile": self.profile,
             "seed": config.seed,
             "labels": config.labels,
             "analysis": self.analysis and repr(self.analysis),
@@ -187,8 +269,54 @@ class Cell:
     @property
     def execution(self) -> Execution:
         hardware = self.config.hardware
-        memory, timing = checked(MemoryPolicy, hardware.memory), checked(TimingPolicy, hardware.timing)
+        memory, timing = from_fields(MemoryPolicy, hardware.memory), from_fields(TimingPolicy, hardware.timing)
         return Execution(PRECISIONS[hardware.precision], memory, timing, cache_errors=self.config.cache is True)
+
+
+def cells_of(experiment: Experiment) -> list[Cell]:
+    """Compose the cell of every row, column and draw of a table, but of those that are not applicable.
+
+    The first draw has the configuration's seed, the others the seeds that follow. The overrides in `mini` precede the
+    row's. Raises `ValueError` for a row or column with a choice that no group has.
+    """
+    first = [*given_to_cells(), f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
+    first += experiment.overrides
+    in_mini = experiment.mini if HydraConfig.get().runtime.choices["profile"] == "mini" else []
+    draws, cells = range(experiment.seeds if experiment.metrics else 1), []
+    for draw, (row, rows), (column, columns) in product(draws, experiment.rows.items(), experiment.columns.items()):
+        if column in experiment.not_applicable.get(row, {}):
+            continue
+        try:
+            config = composed(*first, *columns, *in_mini, *rows)
+        except ValueError as error:
+            raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
+        config.seed += draw
+        cells.append(Cell(config, experiment.name, row, column, draw))
+    return cells
+
+
+def recall(cells: Iterable[Cell], folder: Path) -> dict[str, Record]:
+    """Give cells their latest records of a folder, or the fault that blocks them; return all of these records.
+
+    Networks and data are not read: only a run notices changed data.
+    """
+    records = latest_records(folder)
+    for cell in cells:
+        built = copy.copy(cell)  # its parts go with it
+        try:
+            built.check()
+            cell.record = records.get(built.key)
+        except USER_ERRORS as error:
+            cell.fault = in_a_line(error)
+    return records
+
+
+def by_data(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Group cells by network and data."""
+    groups = defaultdict(list)
+    for cell in cells:
+        groups[cell.data].append(cell)
+    return list(groups.values())
 
 
 def without_others(node: Any, profile: str) -> Any:
@@ -204,16 +332,16 @@ def results_folder(config: DictConfig) -> Path:
     return at_home(config.results) / config.profile.name
 
 
-def check(config: DictConfig) -> None:
+def check_values(config: DictConfig) -> None:
     """Check the top-level values. Raises `ValueError` with the field's name."""
     for field, value, allowed in (
         ("profile.name", config.profile.name, PROFILES),
-        ("labels", config.labels, LABELS),
+        ("labels", config.labels, ("given", "sampled")),
         ("form", config.form, FORMS),
         ("cache", config.cache, (True, False, "decompositions")),
         ("tracking.mode", config.tracking.mode, ("online", "offline", "disabled")),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
-        ("hardware.matmul_precision", config.hardware.matmul_precision, MATMUL_PRECISIONS),
+        ("hardware.matmul_precision", config.hardware.matmul_precision, ("highest", "high", "medium")),
     ):
         if value not in allowed:
             raise ValueError(f"{field} must be one of {', '.join(map(str, allowed))}, got {value!r}")
@@ -221,8 +349,8 @@ def check(config: DictConfig) -> None:
     for field, value, among in (("seed", config.seed, range(2**32)), ("hardware.num_threads", threads, range(1, 4096))):
         if value is not None and value not in among:
             raise ValueError(f"{field} must be an integer from {among[0]} to {among[-1]}, got {value}")
-    checked(MemoryPolicy, config.hardware.memory)
-    checked(TimingPolicy, config.hardware.timing)
+    from_fields(MemoryPolicy, config.hardware.memory)
+    from_fields(TimingPolicy, config.hardware.timing)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):
         raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():
@@ -235,13 +363,6 @@ def refuse_missing_packages(config: DictConfig) -> None:
         extra = EXTRAS.get(config[group].name) if config[group] else None
         if extra and (missing := missing_packages(extra)):
             raise ImportError(f"{group}={config[group].name} needs {', '.join(missing)}: {how_to_install(extra)}")
-
-
-def refuse_other_profiles(group: str, node: DictConfig | None, profile: str) -> None:
-    """Raise `ValueError` for a choice without settings for the profile."""
-    has = [name for name in PROFILES if node and not OmegaConf.is_missing(node, name) and node[name] is not None]
-    if node and profile not in has:
-        raise ValueError(f"{group}={node.name} has no settings for profile={profile}, only for {' and '.join(has)}")
 
 
 def refuse_other_tasks(recipe: Recipe, config: DictConfig) -> None:
@@ -263,4 +384,10 @@ def load_model(recipe: str, device: str) -> nn.Module:
 @lru_cache(maxsize=1)
 def load_task(recipe: str, key: str) -> Task:
     """Build the task of a JSON recipe from the node `key`; the last one is kept, with its file lists."""
-    return instantiate(OmegaConf.create(recipe), key, Task)
+    return build(recipe, key, Task)
+
+
+@lru_cache
+def weights_of(recipe: str) -> dict[str, str]:
+    """Provenance of a recipe's weights, cached because hashing a large file takes time."""
+    return instantiate(OmegaConf.create(recipe)).provenance()

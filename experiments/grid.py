@@ -1,4 +1,4 @@
-"""Grids of cells: rows and columns of a table or figure, each cell with its configuration and, later, its record.
+"""Experiments that are chosen, with the rows and columns of their tables.
 
 The rows of an ablation are the values of an axis: one field, or several that vary together.
 """
@@ -7,31 +7,25 @@ import copy
 import json
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import product
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.config import (
-    EXTRAS,
-    OF_TABLES,
-    Experiment,
-    compose,
+from experiments.compose import (
+    composed,
     given_overrides,
+    given_to_cells,
     is_ours,
-    missing_packages,
-    plain,
+    options_of_group,
     read_experiment,
+    read_file,
 )
-from experiments.record import Record
+from experiments.config import EXTRAS, OF_TABLES, Experiment, missing_packages, plain
 from facts.utils.options import faults_of
 
 log = logging.getLogger(__name__)
@@ -43,91 +37,6 @@ OF_RUN = {"axis", "force", "part", "plan", "profile", "results", "tracking", "va
 OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet", "photos"}  # folders
 MOST_CHARACTERS = 100  # in a name
 MOST_SEEDS = 1000
-Status = Literal["done", "failed", "missing", "n.a."]
-
-
-@dataclass(eq=False)
-class GridCell:
-    """One row, column and draw of one experiment: its configuration, unless it is n.a., and its record after the run.
-
-    The first draw has the configuration's seed, the others the seeds that follow.
-    """
-
-    experiment: str
-    row: str
-    column: str
-    config: DictConfig | None
-    status: Status = "missing"
-    record: Record | None = None
-    draw: int = 0
-
-    @property
-    def known_config(self) -> DictConfig:
-        """The configuration, for a cell that has one."""
-        assert self.config is not None
-        return self.config
-
-    @property
-    def words(self) -> str:
-        """Its table and its place there."""
-        return ", ".join([self.experiment, self.row, self.column, *[f"draw {self.draw + 1}"] * bool(self.draw)])
-
-    @property
-    def data(self) -> str:
-        """Network, choice of layers, data and labels as text: equal for cells that share a data pass."""
-        config = self.known_config
-        parts = (config[group][config.profile.name] for group in ("model", "task"))
-        layers = list(config.excluded_names)
-        return json.dumps([*(OmegaConf.to_container(part, resolve=True) for part in parts), layers, config.labels])
-
-
-def grid_of(experiment: Experiment) -> list[GridCell]:
-    """Make a cell for every row and column, and for every draw of a table.
-
-    Raises `ValueError` for a row or column with a choice that no group has.
-    """
-    first = [cell_of(experiment, row, column) for row, column in product(experiment.rows, experiment.columns)]
-    cells = [*first]
-    for draw in range(1, experiment.seeds if experiment.metrics else 1):
-        for cell in first:
-            if cell.config is not None:
-                config = copy.deepcopy(cell.config)
-                config.seed += draw
-                cells.append(replace(cell, config=config, draw=draw))
-    return cells
-
-
-def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
-    """Make a cell for each row and each column: enough to see what a run needs, and whether its settings are right."""
-    for experiment in experiments:
-        seen = set[str]()
-        for row, column in product(experiment.rows, experiment.columns):
-            if not {f"row {row}", column} <= seen and column not in experiment.not_applicable.get(row, {}):
-                seen |= {f"row {row}", column}
-                yield cell_of(experiment, row, column)
-
-
-def cell_of(experiment: Experiment, row: str, column: str) -> GridCell:
-    """Compose the configuration of a cell, unless it is not applicable. The overrides in `mini` precede the row's."""
-    if column in experiment.not_applicable.get(row, {}):
-        return GridCell(experiment.name, row, column, None, status="n.a.")
-    overrides = [f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
-    in_mini = experiment.mini if HydraConfig.get().runtime.choices["profile"] == "mini" else []
-    overrides += [*experiment.overrides, *experiment.columns[column], *in_mini, *experiment.rows[row]]
-    try:
-        config = compose(*overrides)
-    except ValueError as error:
-        raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
-    return GridCell(experiment.name, row, column, config)
-
-
-def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
-    """Group the cells with a configuration by network and data."""
-    groups = defaultdict(list)
-    for cell in cells:
-        if cell.config is not None:
-            groups[cell.data].append(cell)
-    return list(groups.values())
 
 
 def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
@@ -177,22 +86,18 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
 
 def warn_of_misspelt_metrics(experiments: Iterable[Experiment]) -> None:
     """Name metrics that no table of ours has, but one that is much like them, before any work."""
-    known = {metric for name in names_of_files() if is_ours(name) for metric in read_experiment(name).metrics}
+    files = (read_file("experiment", name) for name in options_of_group("experiment") if is_ours(name))
+    known = {metric for file in files for metric in file.get("metrics", {})}
     for experiment in experiments:
         for metric in experiment.metrics.keys() - known:
             for near in get_close_matches(metric, known, 1):
                 log.warning("%s: no table of ours has the metric %s: is %s meant?", experiment.name, metric, near)
 
 
-def names_of_files() -> list[str]:
-    """Names of all files of experiments, a user's too."""
-    return GlobalHydra.instance().config_loader().get_group_options("experiment")
-
-
 def every_experiment() -> list[Experiment]:
     """Every experiment in `conf/experiment`: the main job's in its order, then the others by name."""
     own = {}
-    for name in names_of_files():
+    for name in options_of_group("experiment"):
         if name not in ("ablation", "all") and not name.startswith("_"):
             try:
                 if is_for_profile(experiment := read_experiment(name)):
@@ -304,13 +209,13 @@ def ablation_of(config: DictConfig) -> Experiment:
     }
     if "model" in keys:
         experiment.columns = {config.model.title: []}
-    start = f"experiment={experiment.option}", f"task={experiment.task}"
-    columns = {title: compose(*start, *overrides) for title, overrides in experiment.columns.items()}
+    start = [*given_to_cells(), f"experiment={experiment.option}", f"task={experiment.task}"]
+    columns = {title: composed(*start, *overrides) for title, overrides in experiment.columns.items()}
     choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no paths
     if experiment.name == experiment.option:
         values = [override.partition("=")[2] for overrides in experiment.rows.values() for override in overrides]
         experiment.name = name_of([*(field.replace(".", "_") for field in fields), *values, *choices])
-    elif experiment.name in names_of_files() or not re.fullmatch(r"[\w-]+", experiment.name):
+    elif experiment.name in options_of_group("experiment") or not re.fullmatch(r"[\w-]+", experiment.name):
         raise ValueError(f"experiment.name={experiment.name}: give it a new name, of letters, digits, _ and -")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig
 from torch import nn
 
-from experiments.config import instantiate, plain
+from experiments.config import instantiate, of_profile, plain
 from facts.calibration.prepare import prepare
 from facts.calibration.prepared_model import Execution, PreparedModel
 from facts.compression.plan import compress_prepared
@@ -31,7 +31,7 @@ from facts.utils.progress import timed
 OPTIONS = (*("estimator", "search", "bounds", "excluded_names", "parts", "form", "ratio", "cost", "cache"),)
 
 
-class Work(Protocol):
+class Context(Protocol):
     """Network, data and settings for a method; a `Cell` provides them."""
 
     @property
@@ -47,7 +47,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Product:
+class CompressedModel:
     """A network made by a method, its cost, and details of how it was made."""
 
     model: nn.Module
@@ -62,7 +62,7 @@ class Method(ABC):
     """A way to make a network."""
 
     @abstractmethod
-    def produce(self, work: Work) -> Product:
+    def produce(self, context: Context) -> CompressedModel:
         """Make the network."""
 
     @abstractmethod
@@ -89,8 +89,8 @@ class Method(ABC):
 class Dense(Method):
     """The unchanged network."""
 
-    def produce(self, work: Work) -> Product:
-        return Product(work.model, count_cost(work.model, work.task.input_shape(work.model)))
+    def produce(self, context: Context) -> CompressedModel:
+        return CompressedModel(context.model, count_cost(context.model, context.task.input_shape(context.model)))
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return {"estimator": None}
@@ -105,11 +105,11 @@ class LowRank(Method):
     budget: Budget
     options: dict[str, Any]
 
-    def produce(self, work: Work) -> Product:
-        sensitivity = work.task.sensitivity(work.model)
-        result = compress_prepared(work.calibration, self.estimator, self.search, self.budget, sensitivity)
+    def produce(self, context: Context) -> CompressedModel:
+        sensitivity = context.task.sensitivity(context.model)
+        result = compress_prepared(context.calibration, self.estimator, self.search, self.budget, sensitivity)
         costs, seconds = result.summary.costs, result.summary.method.seconds
-        return Product(result.model, costs.after, result.plan, result.summary, seconds, _metrics(costs))
+        return CompressedModel(result.model, costs.after, result.plan, result.summary, seconds, _metrics(costs))
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return self.options
@@ -145,13 +145,13 @@ class Pruned(Method):
     ratio: float
     cost: PrunedCost
 
-    def produce(self, work: Work) -> Product:
-        shape = work.task.input_shape(work.model)
+    def produce(self, context: Context) -> CompressedModel:
+        shape = context.task.input_shape(context.model)
         seconds: dict[str, float] = {}
-        problem = PruningProblem(work.calibration, self.ratio, shape, self.cost)
+        problem = PruningProblem(context.calibration, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
             model = self.pruner.prune(problem)
-        return Product(model, count_cost(model, shape), seconds=seconds)
+        return CompressedModel(model, count_cost(model, shape), seconds=seconds)
 
     @property
     def choices(self) -> tuple[Hashable, ...]:
@@ -174,20 +174,21 @@ class Staged(Method):
     retraining: Finetuning
     training: Finetuning
 
-    def produce(self, work: Work) -> Product:
-        low_rank, network, folder = self.compression, work.model, work.folder / "finetuning"
+    def produce(self, context: Context) -> CompressedModel:
+        low_rank, network, folder = self.compression, context.model, context.folder / "finetuning"
         device = next(network.parameters()).device
         classifier = network.recipe.classifier.build().to(device)
         options = {name: low_rank.options[name] for name in ("excluded_names", "form")}
-        prepared = prepare(classifier, self.task.calibration(classifier), execution=work.execution, **options)
+        prepared = prepare(classifier, self.task.calibration(classifier), execution=context.execution, **options)
         result = compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
         seconds = dict(result.summary.method.seconds)
         with timed(seconds, "retraining"):
             finetune(result.model, classifier, self.task, self.retraining, folder)
         model = untrained(network.recipe, result.model, self.training.seed).to(device)
         with timed(seconds, "finetuning"):
-            finetune(model, network, work.task, self.training, folder)
-        return Product(model, count_cost(model, work.task.input_shape(network)), result.plan, seconds=seconds)
+            finetune(model, network, context.task, self.training, folder)
+        cost = count_cost(model, context.task.input_shape(network))
+        return CompressedModel(model, cost, result.plan, seconds=seconds)
 
     @property
     def choices(self) -> tuple[Hashable, ...]:
@@ -205,7 +206,6 @@ class Staged(Method):
 
 def method_of(config: DictConfig) -> Method:
     """Build the method of a configuration. Raises `ValueError` for parts that exclude each other."""
-    profile = config.profile.name
     has_estimator = bool(config.estimator["_target_"])
     bounds = {cost: ratio for cost, ratio in config.bounds.items() if ratio is not None}
     budget = Budget.of(config.ratio, config.cost, bounds)
@@ -214,7 +214,7 @@ def method_of(config: DictConfig) -> Method:
     if config.pruning:
         if has_estimator or bounds:
             raise ValueError("pruning replaces the estimator: choose estimator=none, and no bounds, with it")
-        return Pruned(instantiate(config.pruning[profile], kind=Pruner), config.ratio, config.cost)
+        return Pruned(instantiate(of_profile(config, "pruning"), kind=Pruner), config.ratio, config.cost)
     if not has_estimator:
         return Dense()
     low_rank = LowRank(
@@ -227,5 +227,5 @@ def method_of(config: DictConfig) -> Method:
         return low_rank
     if config.parts != "layers":
         raise ValueError("stages train low-rank layers: choose parts=layers with them")
-    stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}
+    stages = {part: instantiate(node[config.profile.name]) for part, node in config.stages.items()}
     return Staged(low_rank, **stages)

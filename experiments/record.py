@@ -7,7 +7,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 # Stages that make the network.
 WORK = ("reading", "calibration", "decomposition", "search", "pruning", "finetuning")
 MINUTES = ("search_minutes", "total_minutes")  # among `values`
+Status = Literal["done", "failed", "missing", "n.a."]  # in tables
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "hydra-core", "pydantic", "safetensors")
 
 
@@ -171,6 +172,21 @@ def read_records(folder: Path) -> Iterator[Record]:
     for path in sorted(folder.glob("*.json")):
         if record := read_record(path.stem, folder):
             yield record
+
+
+def latest_records(folder: Path) -> dict[str, Record]:
+    """Find the latest record of each cell in a folder, by `key_of`."""
+    found = {}
+    for record in sorted(read_records(folder), key=lambda record: record.time):
+        model, task = (record.config[group][record.config["profile"]["name"]] for group in ("model", "task"))
+        found[key_of(record.identity, record.weights, model, task.get("num_calibration"))] = record
+    return found
+
+
+def key_of(identity: Mapping[str, Any], weights: Mapping[str, str], model: Any, num_calibration: int | None) -> str:
+    """Tell cells apart without network and data. Texts of the `model` do not count, as files may have moved."""
+    arguments = tree_map_only(str, lambda _: "", model)
+    return json.dumps([identity, weights, arguments, num_calibration], sort_keys=True)
 
 
 def packed(outcomes: Tensor) -> str:

@@ -5,7 +5,7 @@ As in experiments/run.py, PyTorch is loaded once the configuration is known to e
 
 from omegaconf import DictConfig
 
-from experiments.config import command, say_what_takes_seconds
+from experiments.compose import command, say_what_takes_seconds
 
 
 @command("reproduce")

@@ -1,17 +1,19 @@
 """Tables and figures of experiments: their cells run, then each is drawn; or the plan, or one part alone."""
 
+import gc
+from itertools import chain
+
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.cell import results_folder
-from experiments.config import Experiment
+from experiments.cell import Cell, by_data, cells_of, results_folder
 from experiments.doctor import look_first
-from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of, warn_of_misspelt_metrics
+from experiments.grid import chosen_experiments, warn_of_misspelt_metrics
 from experiments.output.results import DRAWINGS, report_on_all, show
 from experiments.plan import show_plan
-from experiments.workers import Part, finished, run_part
+from experiments.workers import finished, run_part
 from facts.utils.distributed import num_processors
 from facts.utils.files import writable_folder
 from facts.utils.progress import hide_displays
@@ -19,53 +21,58 @@ from facts.utils.progress import hide_displays
 
 def reproduce(config: DictConfig) -> None:
     """Make the tables and figures, each drawn when its cells are done; or show the plan; or run only one part."""
-    folder, console = results_folder(config), Console()
+    console = Console()
     if config.workers is not None and config.workers < 1:
         raise ValueError(f"workers must be at least 1, or null for one per processor, got {config.workers}")
     experiments = list(chosen_experiments(config))
     if unknown := {experiment.figure for experiment in experiments} - {"", *DRAWINGS}:
         raise ValueError(f"no figure is called {', '.join(unknown)}; there are {', '.join(DRAWINGS)}")
     warn_of_misspelt_metrics(experiments)
-    if config.plan:
-        return show_plan(experiments, config, console)
+    folder = results_folder(config)
+    gc.disable()  # cells stay: to look for garbage among them takes a fifth of the plan's time
+    try:
+        tables = [cells_of(experiment) for experiment in experiments]
+        if config.plan:
+            return show_plan(experiments, tables, folder, console)
+    finally:
+        gc.enable()
     writable_folder(folder)
     if config.part is not None:
-        return run_alone(parts_of(experiments), config, console)
+        return run_alone(parts_of(tables), config, console)
     if HydraConfig.get().mode == RunMode.RUN and not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher"):
-        count = len(parts_of(experiments))
+        count = len(parts_of(tables))
         raise ValueError(f"hydra/launcher= runs parts of tables as jobs: add -m 'part=range({count})'")
     console.print(f"{len(experiments)} tables and figures: first checking what they need")
-    look_first(config, samples_of(experiments), console)
-    cells = []
-    grids = finished(experiments, config.workers or num_processors(), config.hardware.device)
-    for experiment, grid in zip(experiments, grids, strict=True):
-        cells += grid
-        show(experiment, grid, folder, config, console)
+    cells = [*chain.from_iterable(tables)]
+    look_first(config, cells, console)
+    done = finished(tables, config.workers or num_processors(), config.hardware.device)
+    for experiment, own in zip(experiments, done, strict=True):
+        show(experiment, own, folder, config, console)
     report_on_all(folder)
     console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}", soft_wrap=True, markup=False)
-    if failure := failure_of(cells, config):
+    if failure := failure_of(cells):
         raise SystemExit(failure)
 
 
-def parts_of(experiments: list[Experiment]) -> list[Part]:
-    """The parts of all experiments: cells that share a network and its data."""
-    return [part for experiment in experiments for part in by_data(grid_of(experiment))]
+def parts_of(tables: list[list[Cell]]) -> list[list[Cell]]:
+    """The parts of all tables: cells that share a network and its data."""
+    return [part for cells in tables for part in by_data(cells)]
 
 
-def run_alone(parts: list[Part], config: DictConfig, console: Console) -> None:
+def run_alone(parts: list[list[Cell]], config: DictConfig, console: Console) -> None:
     """Run one part, by number: a job of Hydra's launchers. `experiments.report` draws the tables."""
     if not 0 <= config.part < len(parts):
         raise ValueError(f"part must be from 0 to {len(parts) - 1}, got {config.part}")
     hide_displays()
     part = parts[config.part]
     look_first(config, part, console)
-    if failure := failure_of(run_part(part), config):
+    if failure := failure_of(run_part(part)):
         raise RuntimeError(failure)
 
 
-def failure_of(cells: list[GridCell], config: DictConfig) -> str:
+def failure_of(cells: list[Cell]) -> str:
     """Say how many cells failed, and where to read why; empty if none did."""
     failed = [cell for cell in cells if cell.status == "failed"]
-    records = [cell.record.fingerprint for cell in failed if cell.record]
-    where = f"see {results_folder(config) / 'records' / records[0]}.json" if records else "the log says why"
+    records = [cell.records / cell.record.fingerprint for cell in failed if cell.record]
+    where = f"see {records[0]}.json" if records else "the log says why"
     return f"{len(failed)} of {len(cells)} cells failed: {where}. Run again to retry them." if failed else ""

@@ -9,7 +9,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.config import OF_TABLES, USER_ERRORS, command, given_overrides, say_what_takes_seconds, told
+from experiments.compose import command, format_error, given_overrides, jobs_of, say_what_takes_seconds
+from experiments.config import OF_TABLES, USER_ERRORS
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +18,13 @@ log = logging.getLogger(__name__)
 @command("run")
 def main(config: DictConfig) -> None:
     say_what_takes_seconds()
-    from experiments.runner import open_cell, run_cell, started
+    from experiments.cell import Cell
+    from experiments.runner import run_cell, started
 
     with started():
         if given := sorted({override.key_or_group for override in given_overrides()} & OF_TABLES):
             raise ValueError(f"a cell has no {', '.join(given)}: use experiments.reproduce, which makes tables")
-        record = run_cell(open_cell(config))
+        record = run_cell(Cell(config))
     log.info("%s: %s", record.fingerprint, ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items()))
 
 
@@ -30,20 +32,21 @@ class CheckedSweep(Callback):
     """Check the runs of a sweep before the first one starts, and show them at its end."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from experiments.plan import jobs_of, sweep_of
+        from experiments.plan import sweep_of
 
         try:
-            (sweep_of if kwargs["config_name"] == "run" else jobs_of)(config.hydra.overrides.task)
+            jobs = jobs_of(config.hydra.overrides.task)
+            self.cells = sweep_of(jobs) if kwargs["config_name"] == "run" else {}
         except USER_ERRORS as error:
-            raise SystemExit(told(error)) from error  # Hydra makes warnings of other exceptions
+            raise SystemExit(format_error(error)) from error  # Hydra makes warnings of other exceptions
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        if kwargs["config_name"] == "run":
-            from rich.console import Console
+        from rich.console import Console
 
-            from experiments.plan import show_sweep
+        from experiments.plan import show_sweep
 
-            show_sweep(config.hydra.overrides.task, Console())
+        if self.cells:
+            show_sweep(self.cells, Console())
 
 
 if __name__ == "__main__":

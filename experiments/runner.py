@@ -11,7 +11,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ import torch
 from filelock import ReadWriteLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
 
 from experiments.cell import Cell
-from experiments.config import USER_ERRORS, told
-from experiments.methods import Product
+from experiments.compose import format_error
+from experiments.config import USER_ERRORS
+from experiments.methods import CompressedModel
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, flat, packed, write_record
 from facts.analysis.base import Subject
 from facts.calibration.data import Data
 from facts.finetuning import Recovery, finetune
-from facts.utils.files import locked, replacing, writable_folder
+from facts.utils.files import HeldElsewhere, locked, replacing, writable_folder
 from facts.utils.progress import report, reporting_to, timed
 
 log = logging.getLogger(__name__)
@@ -52,21 +52,37 @@ def started(under_torchrun: bool = False) -> Iterator[None]:
     except USER_ERRORS as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        raise SystemExit(told(error)) from error
+        raise SystemExit(format_error(error)) from error
 
 
-def open_cell(config: DictConfig) -> Cell:
-    """Check everything and load the network. Raises `ValueError` or an `OSError` that says what to change."""
-    cell = Cell.of(config)
-    torch.manual_seed(config.seed)
-    torch.set_float32_matmul_precision(config.hardware.matmul_precision)
-    torch.backends.cudnn.allow_tf32 = config.hardware.matmul_precision != "highest"  # the same for convolutions
-    if config.hardware.num_threads:
-        torch.set_num_threads(config.hardware.num_threads)
-    model = cell.model  # loaded now, with the seed set
-    if cell.analysis:
-        cell.analysis.check(model, cell.method.needed_estimator)
-    return cell
+def run_part(part: list[Cell]) -> list[Cell]:
+    """Run cells that share a network and its data, after one data pass for all; return them with their records.
+
+    A failure does not stop the others; cells that run elsewhere come last. A waiting process takes no turn: the other
+    process may be waiting for its turn to measure.
+    """
+    folder, elsewhere = part[0].folder, []
+    with shared_lock(folder):
+        share_data_pass(part)
+    for cell in part:
+        with shared_lock(folder):
+            if not run_or_defer(cell, wait=False):
+                elsewhere.append(cell)
+    for cell in elsewhere:
+        run_or_defer(cell, wait=True)
+    return part
+
+
+def share_data_pass(part: list[Cell]) -> None:
+    """Cache what the estimators of the unfinished cells need. After a failure, each cell runs its own pass."""
+    cells = []
+    for cell in part:
+        with suppress(Exception):  # it fails again when it runs
+            cells.append(open_cell(cell))
+    try:
+        collect_moments(cells)
+    except Exception as error:
+        log.error("the shared data pass failed (%s); each cell runs its own", error)
 
 
 def collect_moments(cells: list[Cell]) -> None:
@@ -82,24 +98,69 @@ def collect_moments(cells: list[Cell]) -> None:
         analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
 
 
-def run_cell(cell: Cell, wait: bool = True, place: str = "") -> Record:
-    """Run a cell unless it is done. If another process runs it, wait, or raise `HeldElsewhere` without `wait`.
+def run_or_defer(cell: Cell, wait: bool) -> bool:
+    """Run a cell; return False if another process runs it and `wait` is False."""
+    cell.record, cell.error = None, ""
+    try:
+        with exclusive_lock() if cell.runs_alone else nullcontext():
+            run_cell(cell, wait)
+    except HeldElsewhere:
+        return False
+    except Exception as error:
+        cell.error = reason_of(error)
+        log.error("%s: %s", cell.place, cell.error)
+    return True
 
-    `place` says where in a table it is.
+
+def reason_of(error: Exception) -> str:
+    """Say in a line why a cell failed; for an error in code, also its type and its last line outside libraries."""
+    text = str(error)
+    if not isinstance(error, USER_ERRORS):
+        places = traceback.extract_tb(error.__traceback__)
+        last = next((each for each in reversed(places) if "site-packages" not in each.filename), places[-1])
+        text = f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
+    return "; ".join([text, *getattr(error, "__notes__", ())])
+
+
+def open_cell(cell: Cell) -> Cell:
+    """Copy a cell, check it and load its network, which go with the copy. Raises an error that says what to change."""
+    cell = copy.copy(cell)
+    cell.check()
+    hardware = cell.config.hardware
+    torch.manual_seed(cell.config.seed)
+    torch.set_float32_matmul_precision(hardware.matmul_precision)
+    torch.backends.cudnn.allow_tf32 = hardware.matmul_precision != "highest"  # the same for convolutions
+    if hardware.num_threads:
+        torch.set_num_threads(hardware.num_threads)
+    model = cell.model  # loaded now, with the seed set
+    if cell.analysis:
+        cell.analysis.check(model, cell.method.needed_estimator)
+    return cell
+
+
+def run_cell(cell: Cell, wait: bool = True) -> Record:
+    """Run a cell unless it is done; it gets its record, also of a failure, which is raised again.
+
+    If another process runs it, wait, or raise `HeldElsewhere` without `wait`.
     """
-    words = place or cell.words
-    with locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait):
-        earlier = cell.earlier_record()
-        if earlier and earlier.status == "done":
-            log.info("%s (%s) was done on %s", words, cell.fingerprint, earlier.time)
-            return earlier
-        number = earlier.attempt + 1 if earlier else 1
-        log.info("%s (%s) runs, attempt %d", words, cell.fingerprint, number)
-        return attempt(cell, number)
+    words, opened = cell.place or cell.label, open_cell(cell)
+    with locked(opened.folder / "locks" / f"{opened.fingerprint}.lock", wait):
+        cell.record = opened.earlier_record()
+        if cell.record and cell.record.status == "done":
+            log.info("%s (%s) was done on %s", words, opened.fingerprint, cell.record.time)
+            return cell.record
+        number = cell.record.attempt + 1 if cell.record else 1
+        log.info("%s (%s) runs, attempt %d", words, opened.fingerprint, number)
+        try:
+            cell.record = attempt(opened, number)
+        except Exception:
+            cell.record = opened.earlier_record()
+            raise
+    return cell.record
 
 
 def attempt(cell: Cell, number: int) -> Record:
-    """Run a cell and write its record. A failure is recorded and raised again."""
+    """Run an open cell and write its record. A failure is recorded and raised again."""
     config = cell.config
     base = Record(
         fingerprint=cell.fingerprint,
@@ -112,7 +173,7 @@ def attempt(cell: Cell, number: int) -> Record:
         attempt=number,
     )
     group = config.tracking.group or (config.experiment.name if config.experiment else None)
-    shown: dict[str, Any] = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
+    shown: dict[str, Any] = {"name": cell.label, "tags": cell.label.split(" · "), "group": group, "config": base.config}
     with tracked(config.tracking, cell.folder, f"{cell.fingerprint}-{number}", **shown) as track:
         try:
             with reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values))):
@@ -131,7 +192,7 @@ def attempt(cell: Cell, number: int) -> Record:
 
 
 @contextmanager
-def beside_others(folder: Path) -> Iterator[None]:
+def shared_lock(folder: Path) -> Iterator[None]:
     """Run the block alongside this machine's other processes, but not during their measurements."""
     global _shared
     _shared = ReadWriteLock(writable_folder(folder / "locks") / f"{platform.node()}.db")
@@ -143,8 +204,8 @@ def beside_others(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Run part of a `beside_others` block while no other process is in its own; outside one or nested, do not wait."""
+def exclusive_lock() -> Iterator[None]:
+    """Run part of a `shared_lock` block while no other process is in its own; outside one or nested, do not wait."""
     global _shared
     if _shared is None:
         yield
@@ -179,7 +240,7 @@ def measure(cell: Cell) -> dict[str, Any]:
             estimator=cell.method.needed_estimator,
             compressed=None if model is cell.model else model,
         )
-        with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
+        with exclusive_lock() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
             findings = analysis.run(subject)
         metrics |= findings.metrics
         outcomes |= findings.outcomes
@@ -188,7 +249,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {**fields, "metrics": metrics, "outcomes": shares, "seconds": seconds}
 
 
-def trained(product: Product, cell: Cell) -> Product:
+def trained(product: CompressedModel, cell: Cell) -> CompressedModel:
     """Train a network by the cell's recipe: on the task's training data, or on calibration inputs without labels."""
     model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
     if isinstance(cell.finetuning, Recovery):

@@ -9,7 +9,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from experiments.cell import Cell
-from experiments.config import command
+from experiments.compose import command
 from experiments.runner import started
 from facts.finetuning import Finetuning, finetune
 from facts.models import OpenMMLabModel
@@ -30,7 +30,8 @@ def main(config: DictConfig) -> None:
 
 def train(config: DictConfig) -> None:
     """Train the network and write its weights where its recipe looks for them; interrupted training continues."""
-    cell = Cell.of(config)
+    cell = Cell(config)
+    cell.check()
     recipe, schedule = cell.recipe, cell.finetuning
     if not (isinstance(recipe, OpenMMLabModel) and recipe.classifier and isinstance(schedule, Finetuning)):
         raise ValueError(f"{config.model.name} is not trained here: choose a detector or segmenter, and its task")

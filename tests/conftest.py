@@ -9,7 +9,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 from omegaconf import DictConfig
 
-from experiments.config import CONF, composed
+from experiments.cell import Cell
+from experiments.compose import CONF, composed
 from tests.networks import image_batches, make_model
 
 settings.register_profile("suite", deadline=None, max_examples=20, derandomize=True)
@@ -83,6 +84,12 @@ def cell_config(composing, tmp_path: Path):
             return composed(*own, *overrides)
 
     return build
+
+
+@pytest.fixture
+def make_cell(cell_config):
+    """A function that makes a cell, outside of any table, of such a configuration."""
+    return lambda *overrides: Cell(cell_config(*overrides))
 
 
 @pytest.fixture

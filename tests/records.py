@@ -6,12 +6,13 @@ from unittest.mock import patch
 
 import pandas as pd
 import torch
+from omegaconf import OmegaConf
 
 from experiments import paper
+from experiments.cell import Cell
 from experiments.config import Experiment
-from experiments.grid import GridCell
 from experiments.output.results import draw_figure
-from experiments.output.tables import entries_of, write_tables
+from experiments.output.tables import entries_of, places_of, write_tables
 from experiments.record import Record, flat, packed, write_record
 from facts.cost.count import Cost
 from facts.result import Costs, Method, Quality, Summary
@@ -34,6 +35,11 @@ def make_record(fingerprint: str = "f", status: str = "done", **fields: Any) -> 
 def outcomes(top1: float) -> dict[str, str]:
     """Pack outcomes of which the first so many percent count."""
     return {"top1": packed(torch.arange(NUM_SAMPLES) < top1 / 100 * NUM_SAMPLES)}
+
+
+def place(row: str, record: Record | None = None, column: str = "Net", table: str = "demo", **fields: Any) -> Cell:
+    """Make a cell of a table without a configuration."""
+    return Cell(OmegaConf.create(), table, row, column, record=record, **fields)
 
 
 def demo(**fields: Any) -> Experiment:
@@ -64,20 +70,17 @@ RATIOS = {"demo_40": 40, "demo_50": 50}
 EXPERIMENTS = [*map(table, RATIOS.values()), ABLATION, MAPS]
 
 
-def _place(experiment: Experiment, row: str, column: str) -> GridCell:
-    if column in experiment.not_applicable.get(row, {}):
-        return GridCell(experiment.name, row, column, None, "n.a.")
+def _record(experiment: Experiment, row: str, column: str) -> Record | None:
     if row == "Later":
-        return GridCell(experiment.name, row, column, None)
+        return None
     ratio = RATIOS.get(experiment.name, 0)
     name = f"{row}, {ratio}, {column}".encode().hex()
     if row == "Failing":
         error = "Traceback (most recent call last):\n  somewhere\nValueError: 3 < 4 & no luck\n"
-        return GridCell(experiment.name, row, column, None, "failed", make_record(name, "failed", error=error))
+        return make_record(name, "failed", error=error)
     top1 = TOP1.get(row, 50.0)
     metrics = {"gflops": 2.0 if row == "Baseline" else ratio / 50, "top1": top1}
-    record = make_record(name, metrics=metrics, outcomes=outcomes(top1))
-    return GridCell(experiment.name, row, column, None, "done", record)
+    return make_record(name, metrics=metrics, outcomes=outcomes(top1))
 
 
 def write_paper(path: Path, top1: dict[str, float]) -> None:
@@ -90,13 +93,14 @@ def write_paper(path: Path, top1: dict[str, float]) -> None:
 def write_results(folder: Path) -> list[Experiment]:
     """Write tables, a figure, and the records."""
     for experiment in EXPERIMENTS[:3]:
-        places = [_place(experiment, row, column) for row in experiment.rows for column in experiment.columns]
-        for place in places:
-            if place.record:
-                write_record(place.record, folder / "records")
+        shown = [each for each in places_of(experiment) if each[1] not in experiment.not_applicable.get(each[0], {})]
+        cells = [place(row, _record(experiment, row, column), column, experiment.name) for row, column in shown]
+        for cell in cells:
+            if cell.record:
+                write_record(cell.record, folder / "records")
         if experiment.name in RATIOS:
             write_paper(folder / "paper" / f"{experiment.name}.csv", {row: top1 - 5 for row, top1 in TOP1.items()})
         with patch.object(paper, "FOLDER", folder / "paper"):
-            write_tables(experiment, entries_of(experiment, places, comparable=False), folder / "tables")
-    draw_figure(ABLATION, places, folder / "figures")
+            write_tables(experiment, entries_of(experiment, cells, comparable=False), folder / "tables")
+    draw_figure(ABLATION, cells, folder / "figures")
     return EXPERIMENTS

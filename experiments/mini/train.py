@@ -23,7 +23,8 @@ from omegaconf import OmegaConf
 from rich.progress import track
 from torch import nn
 
-from experiments.config import CONF, TASKS, how_to_install, missing_packages
+from experiments.compose import CONF
+from experiments.config import TASKS, how_to_install, missing_packages
 from experiments.mini import CHECKPOINTS
 from experiments.mini.coloured import ColouredDigits, load_coloured
 from experiments.mini.digits import Digits, move

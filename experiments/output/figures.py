@@ -75,7 +75,7 @@ def panels(columns: int, height: float, rows: int = 1, width: float = WIDTH) -> 
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
-def say(axes: Axes, what: str = "not measured") -> None:
+def placeholder(axes: Axes, what: str = "not measured") -> None:
     """Write words in place of a plot."""
     axes.text(0.5, 0.5, what, ha="center", transform=axes.transAxes)
 
@@ -114,7 +114,7 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     axes.minorticks_off()
     values = metrics_of(records, metric).dropna(subset=metric)
     if values.empty:
-        say(axes)
+        placeholder(axes)
     for number, (column, color, marker) in enumerate(zip(experiment.columns, cycle(CURVES), cycle(MARKERS))):
         own = values[values.column == column].set_index("row").reindex(experiment.rows)
         own = own.iloc[np.argsort(places)]
@@ -163,7 +163,7 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
         axes.set(title=network, xlabel=f"{unit} of the whole network")
         own = points[points.network == network]
         if own.empty:
-            say(axes)
+            placeholder(axes)
         for method, curve in own.groupby("method", sort=False):
             if method in curves:
                 curve, (color, marker) = curve.sort_values("gflops"), curves[method]
@@ -202,8 +202,8 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     right.set_title("line: none is both better and faster", fontsize=7)
     right.set_ylabel(f"{experiment.metrics[experiment.ranked_by]} [%], {mean}")
     if methods.empty:
-        say(left)
-        say(right)
+        placeholder(left)
+        placeholder(right)
         return figure, methods
     for is_level, color in ((True, BLUE), (False, GREY)):
         own = methods[methods.level == is_level]
@@ -271,7 +271,7 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
         for place, (row, group) in enumerate(groups.items()):
             _draw(axes, place, group, hatch=None if records[row, column] else PUBLISHED)
         if not groups:
-            say(axes)
+            placeholder(axes)
         own = {row: ", small stand-in" for row in groups if is_mini(records[row, column])}
         labels = [fill(row + own.get(row, ""), CHARACTERS_OF_DEVICE, break_on_hyphens=False) for row in groups]
         axes.set_xticks(range(len(groups)), labels, fontsize=6)

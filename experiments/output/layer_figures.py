@@ -21,7 +21,7 @@ from experiments.output.figures import (
     joined,
     metrics_of,
     panels,
-    say,
+    placeholder,
     share_legend,
 )
 from experiments.record import Record
@@ -74,7 +74,7 @@ def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         record = records[row, column]
         if not (record and record.analysis):
-            say(axes)
+            placeholder(axes)
             continue
         layers = pd.DataFrame.from_dict(record.analysis, orient="index").rename_axis("layer").reset_index()
         for kind, (label, marker, color) in KINDS.items():
@@ -93,7 +93,7 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
     axes.grid(visible=False)
     if not (record and record.analysis):
         axes.set_title(title)
-        say(axes)
+        placeholder(axes)
         return []
     coupling = np.array(record.analysis["coupling"])
     axes.set_title(f"{title}\n{record.analysis['layer']}", fontsize=7)
@@ -104,7 +104,7 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
         bar.set_label("coupling / mean diagonal" + ("" if coupling.all() else "; white: none"), fontsize=7)
         bar.ax.xaxis.set_minor_formatter(NullFormatter())
     else:
-        say(axes, "no coupling")
+        placeholder(axes, "no coupling")
     token, other = np.indices(coupling.shape).reshape(2, -1)
     found = pd.DataFrame({"column": title, "token": token, "other": other, "coupling": coupling.flatten()})
     return [found[found.token <= found.other].reindex(columns=COLUMNS)]  # it is symmetric
@@ -113,7 +113,7 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
 def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataFrame]:
     axes.set(xlabel="token index", ylabel="squared distance correlation")
     if not (record and record.analysis):
-        say(axes)
+        placeholder(axes)
         return []
     tokens = pd.DataFrame({key: record.analysis[key] for key in ("distance_correlation", "p_value")}, dtype=float)
     tokens = tokens.rename_axis("token").reset_index().assign(column=title)
@@ -133,7 +133,7 @@ def _draw_similarity(axes: Axes, records: Records) -> list[pd.DataFrame]:
     points = metrics_of(records, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
     points = points.rename(columns={"row": "estimator"})
     if points.empty:
-        say(axes)
+        placeholder(axes)
         return []
     errors = {"xerr": points.cosine_error, "yerr": points.standard_error}
     axes.errorbar(points.cosine, points.top1, **errors, fmt="o", color=VERMILION, elinewidth=0.6)
@@ -157,7 +157,7 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
     for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):
         axes.set(title=layer, xlabel="remaining ratio", ylabel="KL divergence [nat]")
         if not profile:
-            say(axes)
+            placeholder(axes)
             continue
         ranks, ratios, errors = np.array(profile[layer]).T
         candidates = candidate_ranks(int(ranks[0]), int(ranks[-1]), 8, at_least=len(ratios))

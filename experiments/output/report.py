@@ -17,10 +17,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 from PIL import Image
 
-from experiments.config import Experiment, is_ours
-from experiments.grid import Status
-from experiments.output.tables import DEVIATIONS, ERRORS, Entry, arrange, as_text, in_paper, is_level, read_entries
-from experiments.paper import paper_values
+from experiments.compose import is_ours
+from experiments.config import Experiment
+from experiments.output.tables import (
+    DEVIATIONS,
+    ERRORS,
+    Entry,
+    arrange,
+    as_text,
+    entries_of,
+    in_paper,
+    is_level,
+    read_entries,
+)
 from experiments.record import Record, published_records, read_record
 from facts.utils.files import replacing
 from facts.utils.version import RESULTS
@@ -151,13 +160,9 @@ def metric_title(title: str) -> Markup:
 
 def read_result(experiment: Experiment, folder: Path) -> Result:
     """Read an experiment's table and records, using published ones where a cell did not run here."""
-    entries, paper = {}, paper_values(experiment.name)
-    for row, column, metric in product(experiment.rows, experiment.columns, experiment.metrics):
-        status: Status = "n.a." if column in experiment.not_applicable.get(row, {}) else "missing"
-        theirs = paper.get((row, column, metric))
-        entries[row, column, metric] = Entry(row, column, metric, None, theirs, None, status)
-    for entry in read_entries(folder / "tables" / f"{experiment.name}.csv"):
-        entries[entry.row, entry.column, entry.metric] = entry
+    written = read_entries(folder / "tables" / f"{experiment.name}.csv")
+    every = [*entries_of(experiment, [], comparable=False), *written]
+    entries = {(entry.row, entry.column, entry.metric): entry for entry in every}
     published = {record.fingerprint: record for record in published_records(experiment.name, folder)}
     names = {(entry.row, entry.column): entry.fingerprint for entry in entries.values() if entry.fingerprint}
     found = {place: read_record(name, folder / "records") or published.get(name) for place, name in names.items()}

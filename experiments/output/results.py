@@ -12,12 +12,14 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.config import USER_ERRORS, Experiment, in_a_line, is_ours, plain
-from experiments.grid import GridCell, checked, every_experiment
+from experiments.cell import Cell
+from experiments.compose import is_ours
+from experiments.config import USER_ERRORS, Experiment, in_a_line, plain
+from experiments.grid import checked, every_experiment
 from experiments.output.figures import STYLE, Drawing, ablation, ranking, steps, throughput
 from experiments.output.layer_figures import cross_moments, motivation, sensitivity_interpolation, token_couplings
 from experiments.output.report import write_report
-from experiments.output.tables import Entry, entries_of, published_rows, screen_table, write_tables
+from experiments.output.tables import Entry, entries_of, places_of, screen_table, write_tables
 from experiments.output.tracking import tracked
 from experiments.record import write_records
 from facts.utils.files import replacing
@@ -32,9 +34,8 @@ STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since table
 CHARACTERS_PER_INCH = 15  # of a title
 
 
-def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
+def show(experiment: Experiment, cells: list[Cell], folder: Path, config: DictConfig, console: Console) -> None:
     """Write and print the experiment's table, draw the figure of its first draw, and log both to W&B."""
-    grid = grid + published_rows(experiment)
     settings, profile = plain(experiment), config.profile.name
     experiment = copy.deepcopy(experiment)
     experiment.title += STAND_INS.get(profile, "")
@@ -47,19 +48,20 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
     with tracked(config.tracking, folder, f"result-{profile}-{experiment.name}", config=settings, **about) as track:
         figure, entries = None, list[Entry]()
         if experiment.metrics:
-            entries = entries_of(experiment, grid, config.profile.comparable)
+            entries = entries_of(experiment, cells, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables")
-            records = [cell.record for cell in grid if cell.record]
+            records = [cell.record for cell in cells if cell.record]
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
         if experiment.figure:
-            figure = draw_figure(experiment, [cell for cell in grid if not cell.draw], folder / "figures")
+            figure = draw_figure(experiment, [cell for cell in cells if not cell.draw], folder / "figures")
         track(lambda run: log_results(run, figure, entries))
 
 
-def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
+def draw_figure(experiment: Experiment, cells: Iterable[Cell], folder: Path) -> Path:
     """Draw the experiment's figure and return the PNG's path; missing measurements are marked in the figure."""
-    records = {(cell.row, cell.column): cell.record for cell in grid}
+    measured = {(cell.row, cell.column): cell.record for cell in cells}
+    records = {place: measured.get(place) for place in places_of(experiment)}
     with matplotlib.rc_context(STYLE):
         figure, values = DRAWINGS[experiment.figure](experiment, records)
         figure.suptitle(fill(experiment.title, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize=9)

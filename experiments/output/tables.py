@@ -13,10 +13,11 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.config import Experiment, read_file
-from experiments.grid import GridCell, Status
+from experiments.cell import Cell
+from experiments.compose import read_file
+from experiments.config import Experiment
 from experiments.paper import paper_values
-from experiments.record import APART, errors_apart, standard_error, unpacked
+from experiments.record import APART, Status, errors_apart, standard_error, unpacked
 from facts.utils.files import replacing
 
 SOURCES = ("ours", "paper", "difference")
@@ -61,17 +62,24 @@ def in_paper(entries: Iterable[Entry]) -> bool:
     return any(entry.paper is not None for entry in entries)
 
 
-def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: bool) -> list[Entry]:
+def places_of(experiment: Experiment) -> list[tuple[str, str]]:
+    """Rows and columns of a table, then those of the paper's rows that are not ours: its devices."""
+    published = dict.fromkeys((row, column) for row, column, _ in paper_values(experiment.name))
+    theirs = [(row, column) for row, column in published if row not in experiment.rows]
+    return [*product(experiment.rows, experiment.columns), *theirs]
+
+
+def entries_of(experiment: Experiment, cells: Iterable[Cell], comparable: bool) -> list[Entry]:
     """Make the long table: every metric of every cell."""
     paper, entries = paper_values(experiment.name), []
-    places: dict[tuple[str, str], list[GridCell]] = defaultdict(list)
-    for cell in grid:
+    places: dict[tuple[str, str], list[Cell]] = {place: [] for place in places_of(experiment)}
+    for cell in cells:
         places[cell.row, cell.column].append(cell)
     behind = behind_best(experiment, places)
     for ((row, column), draws), metric in product(places.items(), experiment.metrics):
         outcomes = outcomes_of(draws, metric)
         found = [cell.record.values[metric] for cell in draws if cell.record and metric in cell.record.values]
-        ours = mean(found) if len(found) == len(draws) else None
+        ours = mean(found) if found and len(found) == len(draws) else None
         theirs = paper.get((row, column, metric))
         entries.append(
             Entry(
@@ -81,8 +89,8 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
                 ours=ours,
                 paper=theirs,
                 difference=ours - theirs if comparable and ours is not None and theirs is not None else None,
-                status=next((cell.status for cell in draws if cell.status != "done"), "done"),
-                fingerprint=draws[0].record.fingerprint if draws[0].record else "",
+                status=status_of(experiment, row, column, draws),
+                fingerprint=draws[0].record.fingerprint if draws and draws[0].record else "",
                 standard_error=None if outcomes is None else standard_error(outcomes),
                 deviation=stdev(found) if len(found) == len(draws) > 1 else None,
                 behind=behind.get((row, column)) if metric == experiment.ranked_by else None,
@@ -91,10 +99,18 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
     return entries
 
 
-def outcomes_of(draws: Iterable[GridCell], metric: str) -> np.ndarray | None:
+def status_of(experiment: Experiment, row: str, column: str, draws: list[Cell]) -> Status:
+    """The status of the first draw that is not done, if any; the paper's own rows are."""
+    if column in experiment.not_applicable.get(row, {}):
+        return "n.a."
+    missing: list[Status] = ["missing"] if row in experiment.rows and not draws else []
+    return next((status for status in [*missing, *(cell.status for cell in draws)] if status != "done"), "done")
+
+
+def outcomes_of(draws: list[Cell], metric: str) -> np.ndarray | None:
     """Unpack which test samples count in a metric `[draws, N]`; None if it is not a share of samples."""
     packed = [cell.record.outcomes.get(metric) if cell.record else None for cell in draws]
-    return None if None in packed else np.stack([unpacked(each) for each in packed if each is not None])
+    return None if None in packed or not packed else np.stack([unpacked(each) for each in packed if each is not None])
 
 
 def is_dense(overrides: list[str]) -> bool:
@@ -102,7 +118,7 @@ def is_dense(overrides: list[str]) -> bool:
     return "estimator=none" in overrides and not any(override.startswith("pruning=") for override in overrides)
 
 
-def behind_best(experiment: Experiment, places: Mapping[tuple[str, str], list[GridCell]]) -> dict[tuple, float]:
+def behind_best(experiment: Experiment, places: Mapping[tuple[str, str], list[Cell]]) -> dict[tuple, float]:
     """Compute how far a column's best method is ahead of each, in standard errors; the original is no method."""
     methods: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for (row, column), draws in places.items():
@@ -166,7 +182,7 @@ def properties_of(experiment: Experiment) -> dict[str, list[str]]:
     words, found = {True: "yes", False: "no"}, {}
     for row, overrides in experiment.rows.items() if experiment.properties else ():
         names = [override.removeprefix("estimator=") for override in overrides if override.startswith("estimator=")]
-        if names and (target := read_file(f"estimator/{names[-1]}")["_target_"]):
+        if names and (target := read_file("estimator", names[-1])["_target_"]):
             estimator = hydra.utils.get_class(target)
             found[row] = [words.get(getattr(estimator, name), "") for name in experiment.properties]
     return found
@@ -252,9 +268,3 @@ def number(value: float | None, metric: str = "") -> str:
     if metric.endswith("speedup"):
         return f"{value:.2f}"  # many are close to 1
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"
-
-
-def published_rows(experiment: Experiment) -> list[GridCell]:
-    """Make cells without records for the paper's rows that are not ours: its devices."""
-    places = dict.fromkeys((row, column) for row, column, _ in paper_values(experiment.name))
-    return [GridCell(experiment.name, *place, None, "done") for place in places if place[0] not in experiment.rows]

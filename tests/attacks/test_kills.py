@@ -16,7 +16,7 @@ import pytest
 
 import experiments.reproduce
 import experiments.reproduction
-from experiments.config import CONF
+from experiments.compose import CONF
 
 pytestmark = [pytest.mark.attack, pytest.mark.system]
 

@@ -11,7 +11,7 @@ from mmdet.structures import DetDataSample
 
 import facts
 from experiments.mini.train import mini_recipe
-from experiments.runner import open_cell, run_cell
+from experiments.runner import run_cell
 from experiments.train_dense import train
 from facts.cost.count import count_cost
 
@@ -25,12 +25,12 @@ COLUMNS = {
 
 
 @pytest.fixture
-def cell(cell_config, few_scenes):
+def cell(make_cell, few_scenes):
     """A cell of one column, on the scenes that all tests share."""
 
     def build(column, *overrides):
         root = f"task.mini.root={few_scenes / COLUMNS[column][1].removeprefix('task=')}"
-        return open_cell(cell_config(*COLUMNS[column], "ratio=0.6", root, *overrides))
+        return make_cell(*COLUMNS[column], "ratio=0.6", root, *overrides)
 
     return build
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import facts
 from experiments.mini.digits import Digits
-from experiments.runner import open_cell, run_cell
+from experiments.runner import run_cell
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.modules.lowrank import LowRankLayer
 from tests.devices.pretended import pretended_cuda, values_of
@@ -55,15 +55,15 @@ def test_a_cut_of_an_elastic_folder(tmp_path):
         torch.testing.assert_close(values_of(there), here, rtol=1e-6, atol=1e-8)
 
 
-def test_a_cell(cell_config, monkeypatch):
+def test_a_cell(make_cell, monkeypatch):
     monkeypatch.setattr(Digits, "num_evaluation", 128)
     small = ["task.mini.num_calibration=64", "task.mini.num_sensitivity=16"]
     small += ["parts='units,tokens'", "search=cors_fisher"]
-    here = run_cell(open_cell(cell_config(*small)))
+    here = run_cell(make_cell(*small))
     with pretended_cuda():
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a pretended GPU")
-        there = run_cell(open_cell(cell_config(*small, "hardware=cuda")))
+        there = run_cell(make_cell(*small, "hardware=cuda"))
     assert there.metrics == pytest.approx(here.metrics, rel=1e-3) and there.fingerprint != here.fingerprint
 
 

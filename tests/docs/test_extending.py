@@ -62,7 +62,7 @@ def test_methods_from_outside_the_package_appear_in_a_table(tmp_path, monkeypatc
         monkeypatch.setattr(sys, "argv", [module, *arguments, *own, *more])
         main()
 
-    sweep, table = marked(section, "run").splitlines()
+    sweep, table = marked(section, "run").replace("\\\n", "").splitlines()
     run_here(sweep, experiments.run.main)
     records = sorted((tmp_path / "results/mini/records").glob("*.json"))
     assert len(records) == 4

@@ -1,11 +1,14 @@
 """Experiments that are chosen: draws, collections, and ablations of any field as the rows of a table."""
 
+from io import StringIO
+
 import pandas as pd
 import pytest
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.grid import by_data, chosen_experiments, grid_of
+from experiments.cell import by_data, cells_of
+from experiments.grid import chosen_experiments
 from experiments.reproduce import main as reproduce
 from tests.docs.test_results import committed
 from tests.experiments.test_config import OF_PHOTOS, options
@@ -39,7 +42,7 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     assert experiment.title == "Ablation of estimator.shrinkage_row, at 50 % (DeiT-B) and 60 % (Swin-B)"
     assert experiment.rows == {"0": ["estimator.shrinkage_row=0"], "0.3": ["estimator.shrinkage_row=0.3"]}
     assert list(experiment.notes) == ["Made with search=cors."]
-    grid = grid_of(experiment)
+    grid = cells_of(experiment)
     settings = [(cell.column, cell.config.ratio, cell.config.estimator.shrinkage_row) for cell in grid]
     assert settings == [("DeiT-B", 0.5, 0), ("Swin-B", 0.6, 0), ("DeiT-B", 0.5, 0.3), ("Swin-B", 0.6, 0.3)]
     for cell in grid:
@@ -49,7 +52,7 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
 
 
 def test_draws_follow_the_seed_and_share_no_data_pass(ablation):
-    grid = grid_of(ablation(*SHRINKAGE, "model=deit_s", "seeds=2", "seed=5"))
+    grid = cells_of(ablation(*SHRINKAGE, "model=deit_s", "seeds=2", "seed=5"))
     seeds = [(cell.draw, cell.config.seed, cell.config.task.mini.seed) for cell in grid]
     assert seeds == [(0, 5, 5)] * 2 + [(1, 6, 6)] * 2
     assert [[cell.draw for cell in part] for part in by_data(grid)] == [[0, 0], [1, 1]]
@@ -63,7 +66,8 @@ def test_the_main_tables_have_three_draws_in_mini_and_one_at_full_scale(chosen):
     names = ["classification_40", "classification_50", "classification_60"]
     for given, draws in (("profile=mini", 3), ("profile=paper", 1), ("seeds=2", 2)):
         assert [each.seeds for each in chosen(f"experiment=[{','.join(names)}]", given)] == [draws] * 3
-    assert all(committed(f"results/mini/tables/{name}.csv").deviation.notna().any() for name in names)
+    tables = (pd.read_csv(StringIO(committed(f"results/mini/tables/{name}.csv"))) for name in names)
+    assert all(table.deviation.notna().any() for table in tables)
 
 
 def test_imagenet_is_the_part_of_the_main_job_that_classifies(chosen, every_extra):

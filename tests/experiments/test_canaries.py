@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.config import CONF
+from experiments.compose import CONF
 from experiments.output.tables import number, read_entries
 from experiments.record import published_records
-from experiments.runner import open_cell, run_cell
+from experiments.runner import run_cell
 from facts.utils.version import RESULTS
 
 CANARIES = OmegaConf.load(f"{CONF}/experiment/canaries.yaml")
@@ -21,14 +21,14 @@ ADVICE = (
 
 
 @pytest.mark.parametrize("row", CANARIES.rows)
-def test_what_is_computed_changes_with_the_number_of_the_results(cell_config, row):
+def test_what_is_computed_changes_with_the_number_of_the_results(make_cell, row):
     """To the digits of the table, and the same plan: alike on an AMD EPYC and an Intel Xeon."""
     entries = {entry.metric: entry for entry in read_entries(FOLDER / "tables/canaries.csv") if entry.row == row}
     records = {record.fingerprint: record for record in published_records("canaries", FOLDER)}
     committed = records[entries["top1"].fingerprint]
     assert committed.identity["results"] == RESULTS, "run python -m experiments.reproduce experiment=canaries"
     options = (*CANARIES.overrides, *CANARIES.mini, *CANARIES.rows[row])
-    record = run_cell(open_cell(cell_config(f"task={CANARIES.task}", *options)))
+    record = run_cell(make_cell(f"task={CANARIES.task}", *options))
     digits = {metric: number(record.metrics[metric]) for metric in CANARIES.metrics}
     assert digits == {metric: number(entries[metric].ours) for metric in CANARIES.metrics}, ADVICE.format(row)
     assert record.plan == committed.plan, ADVICE.format(row)

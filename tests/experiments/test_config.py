@@ -15,12 +15,12 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf, open_dict
 
 import experiments.baselines
-from experiments.cell import Cell, check
-from experiments.config import CONF, composed, instantiate, read_experiment
-from experiments.grid import cell_of, chosen_experiments, completed
+from experiments.cell import cells_of, check_values
+from experiments.compose import CONF, composed, jobs_of, read_experiment
+from experiments.config import instantiate
+from experiments.grid import chosen_experiments, completed
 from experiments.output.results import DRAWINGS
 from experiments.paper import FOLDER, paper_values
-from experiments.plan import jobs_of
 from facts.analysis import Analysis
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
@@ -46,7 +46,10 @@ def test_every_estimator_and_search_has_a_file_and_a_name():
 
 
 def test_the_files_say_the_defaults_of_the_classes(cell_config):
-    """Those of baselines too, which lie in a folder of their own and are rows of the ranking, or of units."""
+    """Those of baselines too, which lie in a folder of their own and are rows of the ranking, or of units.
+
+    A class as the choice gives the same.
+    """
     known, folder = {"estimator": ESTIMATORS, "search": SEARCHES}, Path(experiments.baselines.__file__).parent
     baselines = [path.stem for path in folder.glob("search/*.yaml")]
     assert len(baselines) == len([*folder.glob("*/*.yaml")]) > 3
@@ -60,7 +63,8 @@ def test_the_files_say_the_defaults_of_the_classes(cell_config):
         config[group] = OmegaConf.load(path)
         if target := config[group]["_target_"]:
             cls = known[group].get(path.stem) or get_class(target)
-            assert instantiate(config[group]) == cls(), path.stem
+            of_class = cell_config(f"{group}={cls.__module__}.{cls.__name__}")[group]
+            assert instantiate(config[group]) == instantiate(of_class) == cls(), path.stem
     tables = [cell_config(f"experiment={table}").experiment for table in ("baselines", "units")]
     rows = {setting for table in tables for row in table.rows.values() for setting in row}
     assert {f"search={name}" for name in baselines} <= rows
@@ -82,12 +86,6 @@ def test_every_model_has_a_mini_and_a_paper_recipe_that_builds(cell_config, name
         assert paper(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
 
 
-@pytest.fixture(scope="module")
-def known():
-    """The overrides of rows that tests have composed."""
-    return set()
-
-
 OF_PHOTOS = ("encoders", "int8", "unit_defaults")  # alone
 
 
@@ -95,18 +93,14 @@ OF_PHOTOS = ("encoders", "int8", "unit_defaults")  # alone
 @pytest.mark.parametrize(
     "name", sorted({*options("experiment")} - {"ablation", "all", "imagenet", "main", "paper", *OF_PHOTOS})
 )
-def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_does(
-    cell_config, composing, known, name
-):
+def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_does(cell_config, composing, name):
     experiment = cell_config(f"experiment={name}").experiment
     with composing():
         assert read_experiment(name) == experiment
     experiment = completed(experiment)
     column = [*experiment.overrides, *next(iter(experiment.columns.values())), *experiment.mini]
     for row in experiment.rows.values():
-        if not {*row} <= known:
-            assert cell_config(f"task={experiment.task}", *column, *row)
-            known |= {*row}
+        assert cell_config(f"task={experiment.task}", *column, *row)
     assert experiment.name == name
     published = dict.fromkeys((row, column) for row, column, _ in paper_values(name))
     rows = dict.fromkeys(row for row, _ in published)
@@ -178,20 +172,35 @@ def test_every_other_choice_composes_and_resolves(cell_config):
         ["ratio=0.3", "model=swin_b", "estimator.shrinkage_row=0.5", "search=cors", "hardware.timing.num_turns=3"],
         ["search=flora", "parts=units", "form=plain", "~finetuning", "bounds={params: 0.6}", "ratio=${seed}"],
         ["experiment=baselines", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
+        ["experiment=segmentation", "task=ade20k", "model=upernet_deit_b", "estimator=pela", "stages=pela"],
+        ["experiment=imagenet", "hardware=cuda", "profile=paper", "pruning=nvit", "finetuning=pruned"],
+        ["experiment=tokens", "profile=photos", "model=deit_tiny", "finetuning=recovery", "finetuning=[]"],
+        ["experiment=throughput_precisions", "task=digits", "analysis=device", "analysis=throughput", "seed=3"],
+        ["estimator=facts.estimators.FACTS", "estimator.grad_clip=null", "search=facts.search.CoRS", "task=coco"],
     ],
 )
-def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
+def test_cells_are_composed_to_what_hydra_gives(composing, overrides):
+    """Most of their choices are read apart from Hydra, which takes its time."""
     with composing():
         first, second, expected = composed(*overrides), composed(*overrides), compose("run", overrides)
     for found in (first, second):
         assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+        assert OmegaConf.to_yaml(found, resolve=True) == OmegaConf.to_yaml(expected, resolve=True)
         assert OmegaConf.is_struct(found) and found.model is not expected.model
+        assert all(OmegaConf.get_type(found, key) == OmegaConf.get_type(expected, key) for key in expected)
 
 
-def test_a_choice_without_its_packages_says_how_to_install_them(cell_config, without_module):
+def test_most_choices_do_not_need_hydra(composing, monkeypatch):
+    with composing():
+        composed("model=deit_b")
+        monkeypatch.setattr("experiments.compose.hydra.compose", lambda *_: pytest.fail("composed"))
+        composed("experiment=contributions", "model=swin_l", "estimator=asvd", "search=asvd", "ratio=0.1", "task=coco")
+
+
+def test_a_choice_without_its_packages_says_how_to_install_them(make_cell, without_module):
     without_module("mmdet")
     with pytest.raises(ImportError, match=r"^task=coco needs mmdet: make install-detection$"):
-        Cell.of(cell_config("model=mask_rcnn_swin_b", "task=coco"))
+        make_cell("model=mask_rcnn_swin_b", "task=coco").check()
 
 
 @pytest.mark.attack
@@ -214,9 +223,9 @@ def test_a_choice_without_its_packages_says_how_to_install_them(cell_config, wit
         pytest.param(["hardware=cuda"], "torch sees no GPU here; choose hardware=cpu", marks=WITHOUT_GPU),
     ],
 )
-def test_values_out_of_range_are_named_before_any_work(cell_config, overrides, message):
+def test_values_out_of_range_are_named_before_any_work(make_cell, overrides, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        Cell.of(cell_config(*overrides))
+        make_cell(*overrides).check()
     assert "\n" not in str(caught.value)
 
 
@@ -236,14 +245,14 @@ def documented() -> list[tuple[str, ...]]:
     text = "\n".join((ROOT / page).read_text() for page in PAGES).replace("\\\n", " ")
     lines = re.findall(rf"-m experiments\.({'|'.join(FILES)})\b([^`\n]*)", text)
     commands = [(FILES[name], *shlex.split(options, comments=True)) for name, options in lines]
-    apart = ("NAME", "...", "--", "plan=")
+    apart = ("NAME", "...", "--", "plan=", "my_methods.")
     return sorted({each for each in commands if each[1:] and not any(word in " ".join(each) for word in apart)})
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
 def test_a_documented_command_composes(command, composing, every_extra, monkeypatch):
-    """And the first cell of a table of each task."""
+    """And the cells of its tables."""
     name, *overrides = command
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
     with composing():
@@ -253,8 +262,6 @@ def test_a_documented_command_composes(command, composing, every_extra, monkeypa
             HydraConfig.instance().set_config(config)
             with open_dict(config):
                 del config["hydra"]
-            check(config)
-            if name == "reproduce":
-                experiments = list(chosen_experiments(config))
-                for experiment in {experiment.task: experiment for experiment in experiments}.values():
-                    cell_of(experiment, next(iter(experiment.rows)), next(iter(experiment.columns)))
+            check_values(config)
+            for experiment in chosen_experiments(config) if name == "reproduce" else ():
+                assert cells_of(experiment)

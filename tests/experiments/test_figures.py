@@ -8,12 +8,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.config import Experiment
-from experiments.grid import GridCell
 from experiments.output.figures import ranking, set_height
 from experiments.output.layer_figures import INTERPOLATED_LAYERS
 from experiments.output.results import DRAWINGS, draw_figure
 from experiments.record import Record, packed
-from tests.records import demo, make_record, make_summary
+from tests.records import demo, make_record, make_summary, place
 
 RATIOS = np.arange(1, 10) / 10
 
@@ -62,9 +61,7 @@ COUPLING = {
 def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
     """And a figure is written as PDF and as PNG, which is not blank, with its values."""
     experiment = drawing("token_couplings", "coupling", columns="Net, Other")
-    done = GridCell("demo", "coupling", "Net", None, "done", make_record(analysis=COUPLING))
-    cells = [done, GridCell("demo", "coupling", "Other", None)]
-    draw_figure(experiment, cells, tmp_path)
+    draw_figure(experiment, [place("coupling", make_record(analysis=COUPLING))], tmp_path)
     assert (tmp_path / "demo.pdf").read_bytes().startswith(b"%PDF")
     pixels = np.asarray(Image.open(tmp_path / "demo.png").convert("L"))
     assert pixels.shape[1] > 600 and 0.001 < (pixels < 128).mean() < 0.5

@@ -7,10 +7,10 @@ import pytest
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.cell import Cell
-from experiments.grid import chosen_experiments, samples_of
+from experiments.cell import cells_of
+from experiments.grid import chosen_experiments
 from experiments.photos import Photos
-from experiments.runner import open_cell, run_cell
+from experiments.runner import run_cell
 from tests.cli.conftest import write_images
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -43,23 +43,25 @@ def write_labels(root: Path, lines: list[str]) -> Path:
 
 @pytest.mark.system
 def test_every_experiment_of_photos_composes_without_data(composing, monkeypatch):
-    """One cell for each row and column; the many rows of `baselines` compose in tests of `mini`."""
+    """The many rows of `baselines` compose in tests of `mini`."""
     with composing():
         config = compose("reproduce", ["profile=photos", "experiment=all"], return_hydra_config=True)
         monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
         HydraConfig.instance().set_config(config)
         found = list(chosen_experiments(config))
-        cells = [Cell.of(cell.known_config) for cell in samples_of(each for each in found if each.name != "baselines")]
+        cells = [cell for each in found if each.name != "baselines" for cell in cells_of(each)]
+    for cell in cells:
+        cell.check()
     names = {"units", "unit_defaults", "tokens", "beyond", "baselines", "encoders", "int8"}
     assert names < {each.name for each in found}
     assert {cell.config.model.name for cell in cells} == {"deit_tiny", "vit_tiny"}
     assert all(isinstance(cell.task, Photos) for cell in cells)
 
 
-def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(cell_config, tmp_path):
+def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(make_cell, tmp_path):
     root = write_labels(tmp_path, made_up(tmp_path, num_calibration=8, num_validation=5))
     network = ["model=deit_tiny", "model.photos.tag=tiny_vit", "model.photos.weights=random"]
-    cell = open_cell(cell_config("profile=photos", f"photos={root}", *FEW, *network, "ratio=0.5"))
+    cell = make_cell("profile=photos", f"photos={root}", *FEW, *network, "ratio=0.5")
     record = run_cell(cell)
     assert {"top1", "chosen", "distance", "chosen_distance"} <= record.metrics.keys()
     assert [len(f"{int(record.outcomes[half], 16):b}") - 1 for half in ("chosen", "top1")] == [3, 2]
@@ -70,12 +72,12 @@ def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(cell_config, tmp_p
 
 @pytest.mark.external
 @pytest.mark.skipif(not PHOTOS.exists(), reason=f"no photos in {PHOTOS}")
-def test_units_of_a_published_network_keep_it_useful_on_real_photos(cell_config, tmp_path):
+def test_units_of_a_published_network_keep_it_useful_on_real_photos(make_cell, tmp_path):
     root = write_labels(tmp_path, links(tmp_path, num_calibration=64, num_validation=64))
     few = ["task.photos.num_calibration=64", "task.photos.num_sensitivity=40"]
     own = ["profile=photos", f"photos={root}", f"checkpoints={DATA}", *few, "model=deit_tiny"]
     dense, units = (
-        run_cell(open_cell(cell_config(*own, *method))).metrics
+        run_cell(make_cell(*own, *method)).metrics
         for method in (["estimator=none"], ["search=cors_fisher", "parts=units", "ratio=0.8"])
     )
     assert dense["top1"] > 65 and dense["distance"] == 0

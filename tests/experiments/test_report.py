@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 
 import experiments.output.results
-from experiments.config import CONF, Experiment
-from experiments.grid import GridCell
+from experiments.compose import CONF
+from experiments.config import Experiment
 from experiments.output.report import provenance, read_result, write_report
 from experiments.output.tables import ERRORS
 from experiments.report import main
-from tests.records import BOTH, EXPERIMENTS, PLAIN, REASON, demo, make_record, write_results
+from tests.records import BOTH, EXPERIMENTS, PLAIN, REASON, demo, make_record, place, write_results
 
 QUIET = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
 QUIET += ["disable-component-update", "disable-sync"]
@@ -152,8 +152,8 @@ def test_a_foreign_table_and_a_damaged_line_are_named_and_left_out(tmp_path, mon
 def test_brackets_are_shown(cell_config, tmp_path, capsys):
     names = {"title": "Test [/b]", "rows": {"A [ours]": []}, "columns": {"[net]": []}, "axis_title": "[axis]"}
     experiment = demo(**names)
-    grid = [GridCell("demo", "A [ours]", "[net]", None, "done", make_record(metrics={"top1": 1.0}))]
-    experiments.output.results.show(experiment, grid, tmp_path, cell_config(), Console())
+    cells = [place("A [ours]", make_record(metrics={"top1": 1.0}), "[net]")]
+    experiments.output.results.show(experiment, cells, tmp_path, cell_config(), Console())
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("Test [/b]", "A [ours]", "[net]", "[axis]"))
 

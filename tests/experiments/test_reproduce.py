@@ -8,13 +8,12 @@ from omegaconf import OmegaConf
 
 import experiments.reproduce
 import experiments.reproduction
+import experiments.runner
 import experiments.workers
-from experiments.cell import Cell
 from experiments.config import Experiment
-from experiments.grid import GridCell, checked, every_experiment
+from experiments.grid import checked, every_experiment
 from experiments.record import unpacked
-from experiments.runner import open_cell
-from experiments.workers import run_cells, share_data_pass
+from experiments.runner import open_cell, run_part, share_data_pass
 from facts.moments.collect import MomentPass
 
 # A network that needs no weights, and few images.
@@ -111,19 +110,15 @@ def test_a_second_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypat
     def die(*arguments):
         raise BrokenExecutor("killed")
 
-    monkeypatch.setattr(experiments.workers, "run_grids", die)
+    monkeypatch.setattr(experiments.workers, "run_tables", die)
     with pytest.raises(SystemExit, match=r"a worker died again, .* \(killed\): start again with fewer workers="):
         reproduce()
 
 
-def place(config) -> GridCell:
-    return GridCell("demo", "row", "column", config)
-
-
 @pytest.fixture
-def small(cell_config):
+def small(make_cell):
     """A function that makes a cell of a network with random weights from an estimator and other overrides."""
-    return lambda estimator, *overrides: place(cell_config(f"estimator={estimator}", *SMALL, *overrides))
+    return lambda estimator, *overrides: make_cell(f"estimator={estimator}", *SMALL, *overrides)
 
 
 @pytest.fixture
@@ -142,21 +137,19 @@ def passes(monkeypatch) -> list[list[str]]:
 
 @pytest.mark.system
 def test_a_column_needs_one_data_pass_and_a_failing_cell_does_not_lose_the_others(small, passes, monkeypatch):
-    real = experiments.workers.run_cell
+    real = experiments.runner.run_cell
 
-    def failing(cell: Cell, *rest):
+    def failing(cell, *rest):
         if type(cell.method.needed_estimator).__name__ == "ASVD":
             raise RuntimeError("no luck")
         return real(cell, *rest)
 
     names = ("svd_llm", "kfac_expand", "gfwsvd", "asvd")
-    places = [*map(small, names), small("facts", "estimator.shrinkage_row=3")]
-    share_data_pass(places[:4])
-    assert len(passes) == 1 and all(place.status == "missing" for place in places)
-    monkeypatch.setattr(experiments.workers, "run_cell", failing)
-    run_cells(places)
-    assert [place.status for place in places] == ["done", "done", "done", "failed", "failed"]
-    record = places[0].record
+    cells = [*map(small, names), small("facts", "estimator.shrinkage_row=3")]
+    monkeypatch.setattr(experiments.runner, "run_cell", failing)
+    run_part(cells)
+    assert [cell.status for cell in cells] == ["done", "done", "done", "failed", "failed"]
+    record = cells[0].record
     assert unpacked(record.outcomes["top1"]).mean() * 100 == pytest.approx(record.metrics["top1"])
     assert len(passes) == 1  # GFWSVD, whose gradients are too large to keep, was decomposed in the shared pass
     share_data_pass([small("svd_llm")])
@@ -168,9 +161,7 @@ def test_a_column_needs_one_data_pass_and_a_failing_cell_does_not_lose_the_other
 @pytest.mark.system
 def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(small):
     shared, alone = (small("facts", f"cache={cache}") for cache in ("true", "false"))
-    cell = open_cell(alone.config)
-    assert open_cell(shared.config).fingerprint != cell.fingerprint
-    share_data_pass([alone])
-    run_cells([alone])
-    assert not (cell.folder / "cache").exists()
+    assert open_cell(shared).fingerprint != open_cell(alone).fingerprint
+    run_part([alone])
+    assert not (alone.folder / "cache").exists()
     assert alone.record.values["total_minutes"] > 0

@@ -14,8 +14,7 @@ import torch
 
 import experiments.methods
 import experiments.runner
-from experiments.cell import Cell
-from experiments.config import LAUNCHERS
+from experiments.compose import LAUNCHERS
 from experiments.mini import CHECKPOINTS
 from experiments.mini.digits import Digits
 from experiments.record import read_record, read_records, write_record
@@ -28,8 +27,8 @@ PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
 
 
 @pytest.mark.system
-def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, tmp_path, monkeypatch):
-    record = run_cell(open_cell(cell_config("model=deit_b", "estimator=facts", "ratio=0.5")))
+def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(make_cell, tmp_path, monkeypatch):
+    record = run_cell(make_cell("model=deit_b", "estimator=facts", "ratio=0.5"))
     assert record.status == "done"
     assert record.plan and all(rank >= 1 for rank in record.plan.values())
     assert {"torch", "timm", "facts"} <= set(record.versions)
@@ -39,33 +38,33 @@ def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, t
     assert set(record.seconds) == {"reading", "calibration", "decomposition", "search", "evaluation"}
     (path,) = (tmp_path / "results/mini/records").glob("*.json")
     assert json.loads(path.read_text()) == json.loads(json.dumps(asdict(record)))
-    dense = run_cell(open_cell(cell_config("estimator=none")))
+    dense = run_cell(make_cell("estimator=none"))
     assert dense.metrics["top1"] > record.metrics["top1"] > 10 and dense.plan == {}
     assert dense.metrics["gflops"] > record.metrics["gflops"] > 0 and record.metrics["mparams"] > 0
     monkeypatch.setattr("facts.moments.collect.MomentPass.run", lambda *args: pytest.fail("a second data pass"))
-    assert run_cell(open_cell(cell_config("ratio=0.4"))).status == "done"
+    assert run_cell(make_cell("ratio=0.4")).status == "done"
 
 
-def test_a_failing_cell_is_recorded_raised_and_tried_again_and_a_finished_one_is_not(cell_config, monkeypatch):
+def test_a_failing_cell_is_recorded_raised_and_tried_again_and_a_finished_one_is_not(make_cell, monkeypatch):
     monkeypatch.setattr(Digits, "num_evaluation", 128)
-    config = cell_config("estimator=pela")
+    cell = make_cell("estimator=pela")
     with monkeypatch.context() as patch:
         patch.setattr(experiments.methods, "compress_prepared", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
-            run_cell(open_cell(config))
-    failed = open_cell(config).earlier_record()
-    assert caught.value.__notes__ == [f"see {open_cell(config).records / failed.fingerprint}.json"]
+            run_cell(cell)
+    failed = cell.record
+    assert caught.value.__notes__ == [f"see {cell.records / failed.fingerprint}.json"]
     assert failed.status == "failed" and "ZeroDivisionError" in failed.error
-    again = run_cell(open_cell(config))
+    again = run_cell(cell)
     assert again.status == "done" and again.attempt == 2
     monkeypatch.setattr(experiments.runner, "measure", lambda cell: pytest.fail("measured twice"))
-    assert run_cell(open_cell(config)) == again
+    assert run_cell(cell) == again
 
 
 @pytest.mark.system
-def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_config, tmp_path):
+def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(make_cell, tmp_path):
     def fingerprint(*overrides):
-        return open_cell(cell_config(*overrides)).fingerprint
+        return make_cell(*overrides).fingerprint
 
     weights = shutil.copy(CHECKPOINTS / "mini_deit.safetensors", tmp_path / "copy.safetensors")
     same = ["hardware.num_threads=1", "tracking=offline", f"results={tmp_path / 'elsewhere'}"]
@@ -127,21 +126,21 @@ def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
         (["model=swin_b", "analysis=token_coupling"], "no linear layer or 1x1 convolution is called blocks.4.mlp.fc2;"),
     ],
 )
-def test_what_is_not_there_is_named(cell_config, overrides, message):
+def test_what_is_not_there_is_named(make_cell, overrides, message):
     with pytest.raises((ValueError, OSError), match=message):
-        run_cell(open_cell(cell_config(*overrides)))
+        run_cell(make_cell(*overrides))
 
 
-def test_cells_whose_tables_show_minutes_run_alone_and_are_the_same_cells(cell_config):
+def test_cells_whose_tables_show_minutes_run_alone_and_are_the_same_cells(make_cell):
     plain, shown, timed = (
-        Cell.of(cell_config(*given)) for given in ([], ["experiment=classification_50"], ["experiment=contributions"])
+        make_cell(*given) for given in ([], ["experiment=classification_50"], ["experiment=contributions"])
     )
     assert [cell.runs_alone for cell in (plain, shown, timed)] == [False, False, True]
     assert plain.identity == shown.identity == timed.identity
 
 
-def test_a_record_has_the_recipes_of_its_own_profile(cell_config):
-    settings = Cell.of(cell_config("finetuning=recovery", "search=cors_fisher", "seed=3")).settings
+def test_a_record_has_the_recipes_of_its_own_profile(make_cell):
+    settings = make_cell("finetuning=recovery", "search=cors_fisher", "seed=3").settings
     for group in ("model", "task", "finetuning"):
         assert "mini" in settings[group] and not {"paper", "photos"} & settings[group].keys()
     assert settings["search"]["seed"] == settings["task"]["mini"]["seed"] == 3
@@ -170,6 +169,8 @@ def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(comm
     ("override", "message"),
     [
         ("estimator=factss", r"estimator/factss is not one of asvd, .* \(did you mean facts\?\)"),
+        ("estimator=math.Diagonal", r"estimator/math\.Diagonal is not one of asvd, "),
+        ("estimator=nowhere.Diagonal", r"estimator/nowhere\.Diagonal is not one of asvd, "),
         ("estimator.shrinkage_raw=0.5", r"there is no field estimator\.shrinkage_raw; its group has .*shrinkage_row, "),
         ("serach=cors", r"there is no field serach; there are .* \(did you mean search\?\)"),
         ("results=~/mine", r"results=~/mine cannot be read \(.*\): quote a value with special characters twice"),
@@ -186,41 +187,41 @@ def test_a_command_line_that_cannot_be_composed_ends_with_one_line(command, over
 
 
 def test_sweeps_are_read_without_asserts():
-    read = "from experiments.config import OverridesParser as O; print(O.create().parse_overrides(['a=range(0,2)']))"
+    read = "from experiments.compose import OverridesParser as O; print(O.create().parse_overrides(['a=range(0,2)']))"
     subprocess.run([sys.executable, "-O", "-c", read], check=True)
 
 
 @pytest.mark.system
-def test_a_record_of_a_device_holds_its_passes_and_its_throughput(cell_config):
+def test_a_record_of_a_device_holds_its_passes_and_its_throughput(make_cell):
     quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
-    metrics = run_cell(open_cell(cell_config("task=digits", "analysis=device", "estimator=pela", *quick))).metrics
+    metrics = run_cell(make_cell("task=digits", "analysis=device", "estimator=pela", *quick)).metrics
     assert {"layers_pass_seconds", "units_pass_seconds"} <= metrics.keys()
     assert all(metrics[name] > 0 for name in ("plain_pass_seconds", "plain_pass_busy_seconds", "speedup"))
 
 
 @pytest.mark.system
-def test_a_network_is_timed_in_another_runtime_beside_the_flops_that_remain(cell_config):
+def test_a_network_is_timed_in_another_runtime_beside_the_flops_that_remain(make_cell):
     quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
     own = ["model=deit_s", "task=digits", "parts=units", "ratio=0.5", "analysis=runtime", *quick]
-    record = run_cell(open_cell(cell_config(*own, "analysis.paper.runtime='PyTorch, bfloat16'")))
+    record = run_cell(make_cell(*own, "analysis.paper.runtime='PyTorch, bfloat16'"))
     before, after = record.summary["full_flops"]
     assert record.metrics["remaining_flops"] == after / before < 1
     assert record.metrics["remaining_time"] == pytest.approx(1 / record.metrics["speedup"])
     assert "PyTorch, bfloat16" in record.identity["analysis"]  # set for the paper's profile, and taken over in mini
     with pytest.raises(ValueError, match=r"there is no runtime 'TensorRT' here: choose from PyTorch, float32; "):
-        open_cell(cell_config(*own, "analysis.paper.runtime=TensorRT"))
+        open_cell(make_cell(*own, "analysis.paper.runtime=TensorRT"))
 
 
 @pytest.mark.system
-def test_a_cell_prunes_finetunes_and_times(cell_config):
+def test_a_cell_prunes_finetunes_and_times(make_cell):
     timing = ["analysis=throughput", "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
     few = "task.mini.num_training=1024"
-    pruned = run_cell(open_cell(cell_config(*PRUNING, *timing)))
-    dense = run_cell(open_cell(cell_config("estimator=none")))
+    pruned = run_cell(make_cell(*PRUNING, *timing))
+    dense = run_cell(make_cell("estimator=none"))
     assert pruned.metrics["mparams"] <= 0.7 * dense.metrics["mparams"]
     assert pruned.metrics["top1"] < dense.metrics["top1"]
     assert {"speedup", "latency_ms", "dense_throughput", "compressed_throughput"} <= pruned.metrics.keys()
-    tuned = run_cell(open_cell(cell_config(*PRUNING, few, "finetuning=pruned", "finetuning.mini.num_epochs=1")))
+    tuned = run_cell(make_cell(*PRUNING, few, "finetuning=pruned", "finetuning.mini.num_epochs=1"))
     assert tuned.metrics["top1"] > pruned.metrics["top1"]
     assert set(tuned.seconds) == {"pruning", "finetuning", "evaluation"}
     minutes = (tuned.seconds["pruning"] + tuned.seconds["finetuning"]) / 60
@@ -233,9 +234,9 @@ CELL = ("model=convnext_b", "estimator=gfwsvd", "ratio=0.5", "task.mini.num_cali
 
 
 @pytest.mark.system
-def test_noise_of_rounding(cell_config, monkeypatch, tmp_path):
+def test_noise_of_rounding(make_cell, monkeypatch, tmp_path):
     """The size of rounding in float64, on every factor."""
-    expected = run_cell(open_cell(cell_config(*CELL, f"results={tmp_path / 'plain'}"))).metrics["top1"]
+    expected = run_cell(make_cell(*CELL, f"results={tmp_path / 'plain'}")).metrics["top1"]
     plain, noisy = truncation.square_root, []
 
     def square_root(factor, *arguments, **options):
@@ -245,6 +246,6 @@ def test_noise_of_rounding(cell_config, monkeypatch, tmp_path):
         return plain(factor, *arguments, **options)
 
     monkeypatch.setattr(truncation, "square_root", square_root)
-    record = run_cell(open_cell(cell_config(*CELL)))
+    record = run_cell(make_cell(*CELL))
     assert noisy and any(record.summary["repaired"].values())
     assert record.metrics["top1"] == pytest.approx(expected, abs=POINTS)

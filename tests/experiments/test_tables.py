@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import paper
-from experiments.config import CONF, Experiment
-from experiments.grid import GridCell
-from experiments.output.tables import ERRORS, as_text, entries_of, published_rows, wide_table, write_tables
+from experiments.cell import Cell
+from experiments.compose import CONF
+from experiments.config import Experiment
+from experiments.output.tables import ERRORS, as_text, entries_of, wide_table, write_tables
 from experiments.record import errors_apart, mean_ranks, packed, standard_error, unpacked, write_records
-from tests.records import demo, make_record, outcomes, write_paper
+from tests.records import demo, make_record, outcomes, place, write_paper
 
 METHODS = ["A", "B", "C", "D", "E", "F"]
 
@@ -34,33 +35,29 @@ def experiment(tmp_path, monkeypatch) -> Experiment:
     return demo(**chosen, rows=rows, unranked=["Baseline", "Later"], notes=["A note."])
 
 
-def places(top1: dict[str, float], failed: str | None = None) -> list[GridCell]:
-    made = [
-        GridCell("demo", name, "Net", None, "done", make_record(name, metrics={"gflops": 1.0, "top1": value}))
-        for name, value in top1.items()
+def measured(top1: dict[str, float], **fields) -> list[Cell]:
+    """Cells with the outcomes of 400 test samples behind their top-1."""
+    metrics = {row: {"gflops": 1.0, "top1": value} for row, value in top1.items()}
+    return [
+        place(row, make_record(row, metrics=metrics[row], outcomes=outcomes(value)), **fields)
+        for row, value in top1.items()
     ]
-    if failed:
-        made.append(GridCell("demo", failed, "Net", None, "failed", make_record(failed, "failed", error="no")))
-    return [*made, GridCell("demo", "Later", "Net", None)]
 
 
-def measured(top1: dict[str, float]) -> list[GridCell]:
-    """The same places, with the outcomes of 400 test samples behind their top-1."""
-    made = [place for place in places(top1) if place.record]
-    return [replace(p, record=replace(p.record, outcomes=outcomes(top1[p.row]))) for p in made]
+def shown(entries, metric="top1") -> dict[str, str]:
+    return {entry.row: as_text(entry) for entry in entries if entry.metric == metric and entry.status != "missing"}
 
 
 def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(experiment, tmp_path):
     """Three images more, of 400, are less than two standard errors; that the original is ahead does not count."""
     entries = entries_of(experiment, measured({"Baseline": 98, "A": 61.5, "B": 62.25, "C": 25}), comparable=False)
-    shown = {entry.row: as_text(entry) for entry in entries if entry.metric == "top1"}
     expected = {"Baseline": "98.0 ± 0.7", "A": "61.5 ± 2.4*", "B": "62.2 ± 2.4*", "C": "25.0 ± 2.2"}
-    assert shown == expected
+    assert shown(entries) == expected
     assert [entry for entry in entries if entry.metric == "gflops" and entry.standard_error is not None] == []
     write_tables(experiment, entries, tmp_path)
     for suffix in ("md", "tex"):
         text = (tmp_path / f"demo.{suffix}").read_text()
-        assert all(value in text for value in (*shown.values(), ERRORS, "A note."))
+        assert all(value in text for value in (*expected.values(), ERRORS, "A note."))
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
@@ -71,8 +68,8 @@ def test_of_several_draws_means_are_shown_and_differences_must_exceed_both_error
     """By images, A and B are level and C is behind; D's draws lie so far apart that it is level again."""
     draws = [{"A": 62.5, "B": 62.25, "C": 40, "D": 60}, {"A": 62.25, "B": 62.5, "C": 40.25, "D": 36}]
     experiment.seeds = len(draws)
-    grid = [replace(place, draw=draw) for draw, top1 in enumerate(draws) for place in measured(top1)]
-    entries = entries_of(experiment, grid, comparable=False)
+    cells = [cell for draw, top1 in enumerate(draws) for cell in measured(top1, draw=draw)]
+    entries = entries_of(experiment, cells, comparable=False)
     top1 = {entry.row: entry for entry in entries if entry.metric == "top1"}
     assert (top1["A"].ours, top1["A"].fingerprint) == (62.375, "A")
     assert top1["D"].deviation == pytest.approx(24 / 2**0.5)
@@ -80,14 +77,13 @@ def test_of_several_draws_means_are_shown_and_differences_must_exceed_both_error
     assert as_text(top1["C"]) == "40.1 ± 2.5 (0.2)"
     write_tables(experiment, entries, tmp_path)
     assert "- Where values differ between 2 draws of the calibration sample" in (tmp_path / "demo.md").read_text()
-    grid[-4] = replace(grid[-4], record=None, status="failed")
-    failed, *_ = entries_of(experiment, grid, comparable=False)
-    assert (failed.row, failed.status, failed.ours) == ("A", "failed", None)
+    cells[-4] = replace(cells[-4], record=None, error="no luck")
+    assert shown(entries_of(experiment, cells, comparable=False))["A"] == "failed"
 
 
 @pytest.mark.parametrize("comparable", [True, False])
 def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_path, comparable):
-    entries = entries_of(experiment, places({"A": 12.5}), comparable)
+    entries = entries_of(experiment, measured({"A": 12.5}), comparable)
     (top1,) = [entry for entry in entries if entry.row == "A" and entry.metric == "top1"]
     assert top1.difference == (2.5 if comparable else None)
     write_tables(experiment, entries, tmp_path)
@@ -97,7 +93,8 @@ def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_p
 
 def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
     ours = {"A": 12.5, "B": 20.0, "C": 50.0, "E": 60.0, "F": 70.0}
-    entries = entries_of(experiment, places(ours, failed="D"), comparable=False)
+    cells = [*measured(ours), place("D", make_record("D", "failed", error="no"))]
+    entries = entries_of(experiment, cells, comparable=False)
     write_tables(experiment, entries, tmp_path)
     table = pd.read_csv(tmp_path / "demo.csv")
     columns = ["row", "column", "metric", "ours", "paper", "difference", "status", "fingerprint"]
@@ -106,7 +103,7 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert top1.status.loc[["A", "D", "Later"]].tolist() == ["done", "failed", "missing"]
     assert top1.ours["A"] == 12.5 and top1.paper["Later"] == 70
     markdown, latex = ((tmp_path / f"demo.{suffix}").read_text() for suffix in ("md", "tex"))
-    assert r"\caption{A demonstration at 50 \%. A note.}" in latex
+    assert r"\caption{A demonstration at 50 \%. A note. " in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note."))
 
@@ -176,8 +173,7 @@ def test_rows_of_the_papers_devices_follow_ours(tmp_path, monkeypatch):
     metrics = {"compressed_throughput": "Low rank", "speedup": "Speed-up"}
     experiment = demo(figure="throughput", metrics=metrics, ranked_by="speedup", rows={"This device": []})
     record = make_record("here", metrics={"compressed_throughput": 120.0, "speedup": 1.2})
-    grid = [GridCell("demo", "This device", "Net", None, "done", record), *published_rows(experiment)]
-    table = wide_table(experiment, entries_of(experiment, grid, False))
+    table = wide_table(experiment, entries_of(experiment, [place("This device", record)], False))
     assert table.to_numpy().tolist() == [["This device", "120.0", "1.20", ""], ["V100", "", "", "1.6"]]
 
 

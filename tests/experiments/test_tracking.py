@@ -10,11 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from experiments.config import Tracking, composed
-from experiments.grid import GridCell
+from experiments.cell import Cell
+from experiments.compose import composed
+from experiments.config import Tracking
 from experiments.output.results import show
 from experiments.output.tracking import tracked
-from experiments.runner import open_cell, run_cell
+from experiments.runner import run_cell
 from tests.records import demo
 
 pytestmark = pytest.mark.system
@@ -41,12 +42,12 @@ def runs(monkeypatch) -> list[Run]:
 
 
 @pytest.fixture
-def offline(cell_config):
-    return cell_config("estimator=pela", "tracking=offline", "tracking.entity=my-team")
+def offline(make_cell):
+    return make_cell("estimator=pela", "tracking=offline", "tracking.entity=my-team")
 
 
 def test_a_run_holds_config_metrics_plan_and_a_history_of_stages(offline, runs):
-    record = run_cell(open_cell(offline))
+    record = run_cell(offline)
     (run,) = runs
     assert (run.start["id"], run.start["name"]) == (f"{record.fingerprint}-1", "deit_b · pela · uniform · 0.5")
     assert list(run.start["tags"]) == ["deit_b", "pela", "uniform", "0.5"] and not run.start["group"]
@@ -59,29 +60,29 @@ def test_a_run_holds_config_metrics_plan_and_a_history_of_stages(offline, runs):
     names = [row["stage"] for row in stages]
     assert {"decomposition", "search"} < set(names) <= set(record.seconds) and names[-1] == "evaluation"
     assert all(row[f"seconds/{row['stage']}"] > 0 for row in stages)
-    assert run_cell(open_cell(offline)).status == "done" and len(runs) == 1  # a finished cell starts no run
+    assert run_cell(offline).status == "done" and len(runs) == 1  # a finished cell starts no run
 
 
 def test_a_failed_cell_is_a_failed_run(offline, runs, monkeypatch):
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run_cell(open_cell(offline))
+        run_cell(offline)
     (run,) = runs
     assert (run.exit_code, run.history) == (1, [])
 
 
 @pytest.mark.parametrize("stage", ["log", "missing"])
-def test_tracking_that_fails_changes_no_result(cell_config, offline, monkeypatch, caplog, stage):
+def test_tracking_that_fails_changes_no_result(make_cell, offline, monkeypatch, caplog, stage):
     if stage == "log":
         monkeypatch.setattr("wandb.init", Run)
         monkeypatch.setattr("experiments.runner.log_record", lambda run, record: 1 / 0)
     else:
         monkeypatch.setitem(sys.modules, "wandb", None)
-    record = run_cell(open_cell(offline))
+    record = run_cell(offline)
     assert record.status == "done" and "goes on without it" in caplog.text
     monkeypatch.undo()
-    results = Path(offline.results).with_name("other")
-    plain = run_cell(open_cell(cell_config("estimator=pela", f"results={results}")))
+    results = Path(offline.config.results).with_name("other")
+    plain = run_cell(make_cell("estimator=pela", f"results={results}"))
     assert plain.metrics == record.metrics and plain.fingerprint == record.fingerprint
 
 
@@ -126,9 +127,8 @@ EXPERIMENT = OmegaConf.structured(demo(axis_title="Ratio", figure="ablation", ro
 def test_an_offline_run_keeps_it_with_the_results(cell_config, tmp_path, caplog, monkeypatch):
     """One cell is done, one failed, and one has not run."""
     config = cell_config("estimator=pela")
-    record = run_cell(open_cell(config))
-    places = [GridCell("demo", "a", "Net", config, "done", record), GridCell("demo", "b", "Net", config, "failed")]
-    places.append(GridCell("demo", "c", "Net", None))
+    record = run_cell(Cell(config))
+    places = [Cell(config, "demo", "a", "Net", record=record), Cell(config, "demo", "b", "Net", error="no luck")]
     shown = SimpleNamespace(tracking=Tracking(mode="offline"), profile=SimpleNamespace(name="mini", comparable=False))
     settings = {}
 

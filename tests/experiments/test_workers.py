@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -19,31 +20,32 @@ from omegaconf import OmegaConf
 
 import experiments.report
 import experiments.reproduce
+import experiments.runner
 import experiments.workers
-from experiments.config import CONF, Experiment
-from experiments.grid import GridCell, warn_of_misspelt_metrics
-from experiments.runner import alone, beside_others
-from experiments.workers import finished, reason_of, run_grids, warn_of_unknown_metrics
+from experiments.cell import Cell
+from experiments.compose import CONF
+from experiments.grid import warn_of_misspelt_metrics
+from experiments.runner import exclusive_lock, reason_of, shared_lock
+from experiments.workers import finished, run_tables, warn_of_unknown_metrics
 from tests.records import demo, make_record
 
 
-def cell(experiment: str, network: str, row: str) -> GridCell:
+def cell(experiment: str, network: str, row: str) -> Cell:
     parts = {"model": {"mini": {"name": network}}, "task": {"mini": {}}}
     fields = {"profile": {"name": "mini"}, "labels": "given", "excluded_names": [], "results": "results"}
     config = OmegaConf.create({**fields, **parts})
-    return GridCell(experiment, row, network, config)
+    return Cell(config, experiment, row, network)
 
 
-def table(experiment: str, *rows: str) -> list[GridCell]:
-    """Rows of two networks, as `grid_of` makes them: row by row."""
+def table(experiment: str, *rows: str) -> list[Cell]:
+    """Rows of two networks, as `cells_of` makes them: row by row."""
     return [cell(experiment, network, row) for row in rows for network in ("DeiT", "Swin")]
 
 
 @pytest.fixture
-def grids() -> list[list[GridCell]]:
-    """Four experiments, of which the last has nothing to run."""
-    left_out = [GridCell(name, "none", "DeiT", None, "n.a.") for name in ("first", "fourth")]
-    return [[*table("first", "A", "B"), left_out[0]], table("second", "A", "B"), table("third", "A"), left_out[1:]]
+def tables() -> list[list[Cell]]:
+    """Four tables, of which the last has nothing to run."""
+    return [table("first", "A", "B"), table("second", "A", "B"), table("third", "A"), []]
 
 
 @pytest.fixture
@@ -51,28 +53,32 @@ def steps(monkeypatch) -> list[tuple[str, str, str]]:
     """The parts that were run, in order; the runs are made up."""
     steps = []
 
-    def run_cells(cells: list[GridCell]) -> None:
-        for each in cells:
-            each.record, each.status = make_record(f"{each.experiment}/{each.row}/{each.column}"), "done"
+    def share_data_pass(cells: list[Cell]) -> None:
         steps.append((cells[0].experiment, cells[0].column, "".join(cell.row for cell in cells)))
 
-    monkeypatch.setattr(experiments.workers, "share_data_pass", lambda cells: None)
-    monkeypatch.setattr(experiments.workers, "run_cells", run_cells)
-    monkeypatch.setattr(experiments.workers, "beside_others", lambda folder: nullcontext())
+    def run_cell(cell: Cell, wait: bool) -> None:
+        cell.record = make_record(f"{cell.experiment}/{cell.row}/{cell.column}")
+
+    monkeypatch.setattr(experiments.runner, "share_data_pass", share_data_pass)
+    monkeypatch.setattr(experiments.runner, "run_cell", run_cell)
+    monkeypatch.setattr(Cell, "runs_alone", False)
+    monkeypatch.setattr(experiments.runner, "shared_lock", lambda folder: nullcontext())
     return steps
 
 
-def test_one_worker_keeps_the_order(grids, steps):
-    done = [grid[0].experiment for grid in run_grids(grids, map)]
-    assert done == ["first", "second", "third", "fourth"]
-    assert steps == [
-        ("first", "DeiT", "AB"),
-        ("first", "Swin", "AB"),
-        ("second", "DeiT", "AB"),
-        ("second", "Swin", "AB"),
-        ("third", "DeiT", "A"),
-        ("third", "Swin", "A"),
-    ]
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_each_part_runs_once_in_order_and_its_records_come_back(tables, steps, num_workers):
+    with ThreadPoolExecutor(num_workers) as pool:
+
+        def copied(task, parts):
+            return pool.map(task, [pickle.loads(pickle.dumps(part)) for part in parts])
+
+        assert [*run_tables(tables, copied)] == tables
+    for each in (each for cells in tables for each in cells):
+        assert (each.status, each.record.fingerprint) == ("done", f"{each.experiment}/{each.row}/{each.column}")
+    parts = product((("first", "AB"), ("second", "AB"), ("third", "A")), ("DeiT", "Swin"))
+    expected = [(name, network, rows) for (name, rows), network in parts]
+    assert (steps if num_workers == 1 else sorted(steps)) == expected
 
 
 def test_a_metric_that_no_cell_of_the_first_network_has_is_named_before_the_others_run(caplog):
@@ -101,27 +107,12 @@ def test_an_error_in_code_is_told_with_its_type_and_place_and_one_of_the_user_wi
     assert reason_of(ValueError("ratio must be below 1")) == "ratio must be below 1"
 
 
-def test_several_workers_find_what_one_finds(grids, steps):
-    with ThreadPoolExecutor(2) as pool:
-
-        def copied(task, parts):
-            return pool.map(task, [pickle.loads(pickle.dumps(part)) for part in parts])
-
-        done = [grid[0].experiment for grid in run_grids(grids, copied)]
-    assert done == ["first", "second", "third", "fourth"]
-    for each in (each for grid in grids for each in grid):
-        found = each.record and each.record.fingerprint
-        expected = ("n.a.", None) if each.config is None else ("done", f"{each.experiment}/{each.row}/{each.column}")
-        assert (each.status, found) == expected
-    assert len(steps) == len(set(steps)) == 6
-
-
-def die_once(part: list[GridCell]) -> list[GridCell]:
+def die_once(part: list[Cell]) -> list[Cell]:
     """Run a part in a worker, which leaves a file for its GPU; the first to come to the second network is killed."""
     Path(f"gpu {os.environ['CUDA_VISIBLE_DEVICES']}").touch()
     time.sleep(1)  # for the other worker to begin too
     for each in part:
-        each.record, each.status = make_record(each.row), "done"
+        each.record = make_record(each.row)
     if part[0].column == "Swin" and not os.path.exists("died"):
         Path("died").touch()
         time.sleep(1)  # for what the other has done to arrive
@@ -134,15 +125,13 @@ def die_once(part: list[GridCell]) -> list[GridCell]:
 def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, caplog):
     """Each in the folder of the process that started it, with a GPU of its own."""
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
-    networks = {"first": "DeiT", "second": "Swin"}
-    monkeypatch.setattr(experiments.workers, "grid_of", lambda each: [cell(each.name, networks[each.name], "A")])
     monkeypatch.setattr(experiments.workers, "run_part", die_once)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.chdir(tmp_path)
-    done = [*finished([Experiment(name="first"), Experiment(name="second")], 2, "cuda")]
-    assert [grid[0].experiment for grid in done] == ["first", "second"]
+    tables = [[cell("first", "DeiT", "A")], [cell("second", "Swin", "A")]]
+    assert [*finished(tables, 2, "cuda")] == tables
     assert {path.name for path in tmp_path.iterdir()} == {"died", "gpu 5", "gpu 7"}
-    assert {cell.status for grid in done for cell in grid} == {"done"}
+    assert {cell.status for cells in tables for cell in cells} == {"done"}
     assert caplog.text.count("a worker died") == 1
 
 
@@ -201,12 +190,12 @@ threading.Thread(target=watch, daemon=True).start()
 def work(folder, measures, events):
     """Two cells, of which the first measures time in its middle if it is to."""
     for _ in range(2):
-        with beside_others(folder):
+        with shared_lock(folder):
             events.put((time.monotonic(), +1))
             time.sleep(0.1)
             if measures:
                 events.put((time.monotonic(), -1))
-                with alone():
+                with exclusive_lock():
                     start = time.monotonic()
                     time.sleep(0.2)
                     events.put((start, time.monotonic()))

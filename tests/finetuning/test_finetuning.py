@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import facts
-from experiments.config import CONF
+from experiments.compose import CONF
 from facts.finetuning import Finetuning, finetune
 from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_of
 from facts.finetuning.recovery import Inputs

@@ -13,7 +13,7 @@ import torch
 
 from experiments.mini.language import CHOICES, KINDS, PythonReference, new_tokenizer, paragraphs, questions
 from experiments.mini.train import main, mini_recipe
-from experiments.runner import open_cell, run_cell
+from experiments.runner import run_cell
 from facts.models import CausalLM
 from facts.modules.networks import run
 from facts.moments.losses import NOTHING
@@ -201,27 +201,27 @@ LANGUAGE = ("model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params")
 FEW = ("task.mini.num_calibration=8", "task.mini.num_sensitivity=4", "task.mini.num_questions=8")
 
 
-def cell_of(cell_config, *overrides):
-    return run_cell(open_cell(cell_config(*LANGUAGE, *FEW, *overrides)))
+def cell_of(make_cell, *overrides):
+    return run_cell(make_cell(*LANGUAGE, *FEW, *overrides))
 
 
 @pytest.mark.system
-def test_the_small_model_predicts_the_text_and_answers_questions(cell_config):
-    record = run_cell(open_cell(cell_config(*LANGUAGE, "estimator=none", "task.mini.num_questions=50")))
+def test_the_small_model_predicts_the_text_and_answers_questions(make_cell):
+    record = run_cell(make_cell(*LANGUAGE, "estimator=none", "task.mini.num_questions=50"))
     assert record.metrics["perplexity"] < 35.4 / 2  # 35.4 by counting pairs of tokens (Witten and Bell)
     assert record.metrics["accuracy"] > 50  # chance is 25
     assert record.weights["source"] == "model.safetensors"
 
 
 @pytest.mark.system
-def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config):
+def test_a_cell_runs_to_its_record_and_is_not_run_again(make_cell):
     overrides = ("estimator=facts", "labels=sampled", "search=cors")
-    record = cell_of(cell_config, *overrides)
+    record = cell_of(make_cell, *overrides)
     assert (record.status, len(record.plan)) == ("done", 28)
     assert record.metrics["mparams"] < 0.85
     assert 14 < record.metrics["perplexity"] < 100
     assert {"accuracy", "accuracy_ending", "accuracy_word", "accuracy_order"} <= record.metrics.keys()
-    assert cell_of(cell_config, *overrides).time == record.time
+    assert cell_of(make_cell, *overrides).time == record.time
 
 
 @pytest.mark.system

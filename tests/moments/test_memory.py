@@ -117,7 +117,7 @@ class TestLayersAtOnce:
 
     def test_no_more_layers_have_their_moments_in_memory(self, no_collector, monkeypatch):
         collected, num_held = [], []
-        real = facts.Calibration.moments
+        real = facts.PreparedModel.moments
 
         def watched(calibration, wanted, only, **others):
             held = {name for name, storages in collected if not all(storage.expired() for storage in storages)}

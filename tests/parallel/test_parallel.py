@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.config import CONF
+from experiments.compose import CONF
 from tests.by_sample import assert_same_factors
 from tests.networks import relative_error
 from tests.parallel.together import ACCUMULATE, factors_of_all, finetuned, plans, recovered

@@ -10,7 +10,8 @@ import torch
 from omegaconf import OmegaConf
 
 import facts
-from experiments.config import CONF, instantiate
+from experiments.compose import CONF
+from experiments.config import instantiate
 from facts.cost.count import count_cost
 from facts.pruning import DISP, PRUNERS, Isomorphic, NViT, PruningProblem
 from facts.pruning.methods import nvit
