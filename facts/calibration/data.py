@@ -20,6 +20,7 @@ from facts.utils.batches import Groups, NumberedBatches, batch_size, described, 
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
 from facts.utils.numerics import shuffled
+from facts.utils.progress import waiting
 
 Batch = tuple[Any, Any]
 LABELS = ("labels", "label")
@@ -60,9 +61,8 @@ class Data:
     @cached_property
     def first(self) -> Batch | None:
         """The first batch; None if there is none."""
-        if isinstance(self.batches, list) or self.rows is not None:
-            return next(iter(self), None)
-        return self.batches.first()
+        is_read = isinstance(self.batches, list) or self.rows is not None
+        return next(waiting(self if is_read else (self.batches.first() for _ in range(1))), None)  # type: ignore[union-attr]
 
     @property
     def content_key(self) -> str | None:

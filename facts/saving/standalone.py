@@ -29,9 +29,8 @@ def merged(x, scores, sizes, places, kept, original, p, directions):
     """
     here, free, whole, now = (count - p for count in (places.shape[1], kept, original, x.shape[1]))
     excess = now - max(1, (2 * here * free + whole) // (2 * whole))  # images of other sizes keep the same share
-    passes, attention = [excess], scores.float().softmax(-1)
-    for _ in range((excess > 0.12 * now) + (excess > 0.4 * now)):
-        passes[-1:] = [passes[-1] // 2, passes[-1] - passes[-1] // 2]
+    attention = scores.float().softmax(-1)
+    passes = [excess] if excess <= max(1, 0.2 * now) else [excess // 2, excess - excess // 2]
     received = attention.mean((1, 2)) * (attention[:, :, now:] if p else attention).mean((1, 2))
     weights = sizes * received**0.25
     for leaving in passes if excess > 0 else ():

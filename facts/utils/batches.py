@@ -1,6 +1,6 @@
 """Batches of nested tensors: their size, parts and device; and batches that are read by their number."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from facts.utils.numerics import seeded
 from facts.utils.options import first_line
-from facts.utils.progress import waiting
 
 T = TypeVar("T")
 
@@ -130,11 +129,6 @@ class Groups(Dataset):
         with seeded(*self.seed, number):
             chosen = self.indices[number]
             return self.collate(at_once(chosen) if at_once else [self.items[index] for index in chosen])
-
-
-def first_of(batches: Iterable[T]) -> T | None:
-    """Read the first batch; None if there is none."""
-    return next(waiting(batches), None)
 
 
 def versions_of(value: Any) -> list[int]:

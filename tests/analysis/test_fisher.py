@@ -1,5 +1,7 @@
 """The Fisher of whole networks: cosines of the factors, and the cross-token terms that they drop."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -93,7 +95,7 @@ def found():
 
 def held_out_alone(model, batches, compressed=None):
     held_out = facts.prepare(model, batches, held_out=())
-    return Subject(prepared=held_out.on([]), held_out=held_out, compressed=compressed)
+    return Subject(prepared=replace(held_out, data=None), held_out=held_out, compressed=compressed)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

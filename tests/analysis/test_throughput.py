@@ -1,5 +1,7 @@
 """Variants of a network, and speeds in turns."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def compressed(model):
 
 def findings(model, compressed, **fields):
     held_out = facts.prepare(model, image_batches([2], dtype=next(model.parameters()).dtype))
-    subject = Subject(prepared=held_out.on([]), held_out=held_out, compressed=compressed)
+    subject = Subject(prepared=replace(held_out, data=None), held_out=held_out, compressed=compressed)
     return Throughput(batch_size=4, timing=QUICK, **fields).run(subject)
 
 
