@@ -254,7 +254,7 @@ def trained(product: CompressedModel, cell: Cell) -> CompressedModel:
     model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
     if isinstance(cell.finetuning, Recovery):
         data, error = Data.of(cell.task.calibration(original), original).divided(), cell.task.output_error
-        model, recovery, distance = cell.finetuning.teach(model, original, data, error, folder)
+        model, recovery, distance = cell.finetuning.distill(model, original, data, error, folder)
         if summary:
             summary = replace(summary, quality=replace(summary.quality, recovery=recovery, distance=distance))
         seconds = recovery.seconds

@@ -11,8 +11,8 @@ from facts.moments.losses import kl_divergence
 from facts.moments.statistics import at_least_tiny
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.base import Profile
-from facts.search.measured import Sensitivity
-from facts.search.programs import MILPSearch
+from facts.search.sensitivity_measured import Sensitivity
+from facts.search.token_program import MILPSearch
 from facts.utils.options import Count, Positive, Ratio, options
 
 LEAST_LOST = 1e-6  # of a layer's energy at the measured rank

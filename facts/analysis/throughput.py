@@ -123,7 +123,7 @@ class DeviceRecord(Throughput):
             )
             for calls, number in ((shorter, 1), (passes, 2)):
                 several = own.on([(inputs, targets)] * number)
-                calls[f"{parts}_pass"] = partial(several.moments, own.suited(FACTS()).moments, cached=False)
+                calls[f"{parts}_pass"] = partial(several.moments, own.resolve_defaults(FACTS()).moments, cached=False)
         with torch.cuda.device_of(next(subject.model.parameters())):
             times = self.timing.times(passes | {f"shorter {name}": call for name, call in shorter.items()})
         for name, call in passes.items():

@@ -127,7 +127,9 @@ def prepare(
         first_inputs=first_inputs,
         example=None if probe.flops is None else example,
         draws_labels=own_loss is None,
-        answer=tuple(leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)),
+        output_signature=tuple(
+            leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)
+        ),
     )
 
 

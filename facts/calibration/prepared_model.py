@@ -85,7 +85,7 @@ class PreparedModel:
     first_inputs: Any = None
     example: Any = None
     draws_labels: bool = True
-    answer: tuple[Tensor, ...] = ()
+    output_signature: tuple[Tensor, ...] = ()
 
     @cached_property
     def linears(self) -> dict[str, LinearLayer]:
@@ -100,7 +100,7 @@ class PreparedModel:
         data = None if self.data is None else calibration_key(self.data)
         loss = name_of(self.loss, "loss")
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
-        network = repr(self.model), self.model, self.answer
+        network = repr(self.model), self.model, self.output_signature
         key = content_key(shared_code(), *network, list(self.linears), repr(self.parts), data, loss, precisions)
         return Cache(Path(self.execution.cache) / key)
 
@@ -197,7 +197,7 @@ class PreparedModel:
             append_one=self.append_one,
         )
 
-    def suited(self, estimator: Estimator) -> Estimator:
+    def resolve_defaults(self, estimator: Estimator) -> Estimator:
         """The estimator with its defaults for units, if there are any."""
         if self.units and isinstance(estimator, WeightedInputEstimator):
             return estimator.for_units()
@@ -208,7 +208,7 @@ class PreparedModel:
 
         One whose moments the cache does not keep is decomposed, since they are only in memory.
         """
-        suited = map(self.suited, estimators)
+        suited = map(self.resolve_defaults, estimators)
         waiting = [each for each in suited if not (self.cache and self.cache.has(file_name(each)))]
         wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments if moment.is_kept)
         passing = [each for each in waiting if not all(moment.is_kept for moment in each.moments)]

@@ -77,7 +77,7 @@ def checked_problem(
         few = Data.of(sensitivity, prepared.model, "sensitivity")
     table = prepared.latency_table(prepared.execution.timing.num_turns)
     bounds = budget.bounds(prepared, table)
-    estimator = prepared.suited(estimator)
+    estimator = prepared.resolve_defaults(estimator)
     problem = AllocationProblem(prepared, estimator, {}, bounds, latency=table, sensitivity=few)
     _refuse_unfit_for_tokens(problem, search)
     least = {name: rank if (rank := search.least(p)) <= p.full_rank else None for name, p in problem.parts.items()}

@@ -68,7 +68,7 @@ class Recovery(Steps):
         num_epochs = self.epochs or (MOST_EPOCHS if self.minutes else NUM_EPOCHS)
         return Finetuning(**own | {"precision": HALVES.get(own_type, chosen)}, num_epochs=num_epochs, alpha=1.0)
 
-    def teach(
+    def distill(
         self,
         network: nn.Module,
         original: nn.Module,
@@ -85,7 +85,7 @@ class Recovery(Steps):
         start = time.perf_counter()
         to_learn, others = data
         held_out = list(others)
-        inputs = Inputs(to_learn, output_error, self.batch_size, self.held_back, self.views)
+        inputs = DistillationData(to_learn, output_error, self.batch_size, self.held_back, self.views)
         student, precision = copy_with(network), precision_of(network)  # of the returned network
 
         def measured(model: nn.Module) -> Distance | None:
@@ -153,7 +153,7 @@ def recover(
     refuse_unreadable(original, given, precision_of(original))
     parts = given.divided()
     error = output_error or result.output_error or default_error(original, parts[0])
-    network, recovery, after = recipe.teach(result.model, original, parts, error, cache)
+    network, recovery, after = recipe.distill(result.model, original, parts, error, cache)
     method, quality = result.summary.method, result.summary.quality
     method = replace(method, seconds={**method.seconds, "recovery": recovery.seconds - recovery.seconds_before})
     quality = replace(quality, recovery=recovery, distance=after, predicted=None)
@@ -195,7 +195,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
                 tensor.data = tensor.data.to(types[name])
 
 
-class Inputs:
+class DistillationData:
     """Inputs of batches, in parts of at most `part_size` samples; a fraction of about `held_back` is for validation.
 
     The parts come in the order of the data, the same in every epoch. `views` randomly crops and flips photos. The data
@@ -277,7 +277,7 @@ class Inputs:
 class Epoch:
     """The parts of one epoch with these `numbers`, each with its own views; the others are read and skipped."""
 
-    inputs: Inputs
+    inputs: DistillationData
     seed: tuple[int, ...]
     numbers: range
 

@@ -258,18 +258,18 @@ class TokenStream(LowRankLayer):
         return x.unflatten(1, (-1, self.original))[:, :, self.free].flatten(1, 2)
 
 
-class Changed(nn.Module):
+class PatchedModule(nn.Module):
     """Base of modules that first do something else than their own class does; `tokens` are their block's."""
 
     tokens: Any
-    of_entry: type["Changed"]
+    of_entry: type["PatchedModule"]
     """The behaviour of the module of a changed block that sees its tokens after attention."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new, type(self).__bases__, self.__dict__
 
 
-class MergingEntry(Changed):
+class MergingEntry(PatchedModule):
     """The first module after a block's attention, of merged tokens."""
 
     def forward(self, x: Tensor) -> Any:
@@ -280,7 +280,7 @@ class MergingEntry(Changed):
         return super().forward(call.x)
 
 
-class MergedBlock(Changed):
+class MergedBlock(PatchedModule):
     """A block that merges tokens at its beginning or inside; its outputs give each original token its merged one's."""
 
     tokens: Merge
@@ -314,7 +314,7 @@ def _warn_of_maps() -> None:
     )
 
 
-class ObservedEntry(Changed):
+class ObservedEntry(PatchedModule):
     """The first module after a block's attention; the block adds the difference if the stream moves its inputs."""
 
     def forward(self, x: Tensor) -> Any:
@@ -324,7 +324,7 @@ class ObservedEntry(Changed):
         return super().forward(streamed)
 
 
-class ObservedBlock(Changed):
+class ObservedBlock(PatchedModule):
     """A block whose tokens pass through a `TokenStream`, at its beginning or where its entry sees them."""
 
     tokens: TokenStream
@@ -342,7 +342,7 @@ class ObservedBlock(Changed):
         return (outputs[0] + moved, *outputs[1:]) if isinstance(outputs, tuple) else outputs + moved
 
 
-def change_block(block: nn.Module, behaviour: type[Changed], tokens: nn.Module, entry: str = "") -> None:
+def change_block(block: nn.Module, behaviour: type[PatchedModule], tokens: nn.Module, entry: str = "") -> None:
     """Let a block of any class, and its module `entry`, behave in another way too; the block's `tokens` say how."""
     _change(block, behaviour)
     block.tokens = tokens
@@ -352,8 +352,8 @@ def change_block(block: nn.Module, behaviour: type[Changed], tokens: nn.Module, 
         module.__dict__["tokens"] = tokens  # which stay a module of the block
 
 
-def _change(module: nn.Module, behaviour: type[Changed]) -> None:
-    own = type(module).__bases__[1] if isinstance(module, Changed) else type(module)
+def _change(module: nn.Module, behaviour: type[PatchedModule]) -> None:
+    own = type(module).__bases__[1] if isinstance(module, PatchedModule) else type(module)
     module.__class__ = _combined(behaviour, own)  # type: ignore[arg-type]
 
 

@@ -32,7 +32,7 @@ from facts.search.base import AllocationProblem, Profile
 from facts.search.budget import Budget
 from facts.search.methods.cors import CoRS
 from facts.search.methods.cors_fisher import CoRSFisher
-from facts.search.programs import MILPSearch
+from facts.search.token_program import MILPSearch
 from facts.utils.files import replacing
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Searches choose the number of components that each layer keeps; one file per method."""
 
-from facts.search.allocation import Allocation, allocate
 from facts.search.base import AllocationProblem, Plan, Search, SearchResult
+from facts.search.integer_program import Allocation, allocate
 from facts.search.methods.cors import interpolate_profile
 from facts.utils.options import Methods
 

@@ -21,7 +21,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
 from facts.parts import Part
 from facts.parts.base import Plan
-from facts.search.allocation import Allocation
+from facts.search.integer_program import Allocation
 from facts.utils.cache import Cache, file_name
 from facts.utils.options import Ratio, options
 

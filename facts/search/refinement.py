@@ -19,7 +19,7 @@ from facts.modules.networks import autocast, evaluating
 from facts.parts.base import Part, Plan
 from facts.parts.tokens import set_tokens
 from facts.search.base import AllocationProblem
-from facts.search.measured import Prefix
+from facts.search.sensitivity_measured import Prefix
 from facts.utils.batches import batch_size, to_device
 from facts.utils.progress import with_progress
 

@@ -20,9 +20,9 @@ from facts.parts.attention import NO_PRODUCTS, Heads, OutputUnit, ScoreUnit, put
 from facts.parts.hidden import NOT_SEPARATE, HiddenUnit
 from facts.parts.layers import LayerPart
 from facts.search import AllocationProblem
-from facts.search.fisher import exact_profiles
-from facts.search.measured import Sensitivity
 from facts.search.methods.comcat import Mixture
+from facts.search.sensitivity_fisher import exact_profiles
+from facts.search.sensitivity_measured import Sensitivity
 from tests.networks import image_batches, make_causal_lm, make_image_classifier, make_swin, make_vit, relative_error
 
 EXACT = 1e-10  # float64
@@ -103,7 +103,7 @@ def images_of(calibration):
 @cache
 def problem_of(name):
     calibration = prepared(name)
-    estimator = calibration.suited(FACTS())
+    estimator = calibration.resolve_defaults(FACTS())
     return AllocationProblem(
         calibration, estimator, calibration.decompositions(estimator), {"flops": 0.5}, sensitivity=calibration.data
     )

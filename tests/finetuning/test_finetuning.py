@@ -16,7 +16,7 @@ import facts
 from experiments.compose import CONF
 from facts.finetuning import Finetuning, finetune
 from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_of
-from facts.finetuning.recovery import Inputs
+from facts.finetuning.recovery import DistillationData
 from facts.finetuning.training import State, plain_factors
 from facts.modules.forms import FORMS
 from facts.moments.losses import kl_divergence, summed_cross_entropy
@@ -241,7 +241,7 @@ def test_the_error_is_a_sum_over_samples_and_blocks():
 def test_blocks_come_nearer_if_they_count():
     """More so than when the outputs alone are taught; the weight of the blocks' errors is all that differs."""
     original = make_vit()
-    inputs = Inputs(BATCHES, kl_divergence, part_size=8, held_back=0.25, views=False)
+    inputs = DistillationData(BATCHES, kl_divergence, part_size=8, held_back=0.25, views=False)
     errors = {}
     for weight in (0.0, 1.0):
         student = compressed(original).model

@@ -15,7 +15,7 @@ import facts
 from facts.compression.comparison import rounded
 from facts.finetuning import Finetuning, Recovery, training
 from facts.finetuning import recovery as views
-from facts.finetuning.recovery import Inputs, random_views
+from facts.finetuning.recovery import DistillationData, random_views
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
 from tests.finetuning.setting import Reads, interrupt
@@ -130,7 +130,7 @@ def test_it_never_ends_further_from_the_original(form, dtype):
 def test_what_is_held_back_is_not_trained_on():
     """Every third part, whatever the batches; and a single batch is cut in two."""
     batches = image_batches([5, 7, 3])
-    inputs = Inputs(batches, kl_divergence, 4, 0.3, views=False)
+    inputs = DistillationData(batches, kl_divergence, 4, 0.3, views=False)
     parts = [part for images, _ in batches for part in images.split(-(-len(images) // -(-len(images) // 4)))]
     assert [len(part) for part in parts] == [3, 2, 4, 3, 3]
     trained = [part for part, _ in inputs.training(None, 0)]
@@ -139,12 +139,12 @@ def test_what_is_held_back_is_not_trained_on():
     assert held_back[0].untyped_storage().nbytes() == held_back[0].nbytes
     assert torch.cat(trained).equal(torch.cat([*parts[:2], *parts[3:]])) and inputs.num_samples == 11
     assert torch.cat([part for part, _ in inputs.training(None, 0)[1::2]]).equal(torch.cat([parts[1], parts[4]]))
-    one = Inputs(batches[:1], kl_divergence, 32, 0.1, views=False)
+    one = DistillationData(batches[:1], kl_divergence, 32, 0.1, views=False)
     assert [len(part) for part in one.held_back] == [2] and one.num_samples == 3
-    uneven = Inputs([(torch.rand(size, 3), None) for size in (48, 1)], kl_divergence, 16, 0.1, views=False)
+    uneven = DistillationData([(torch.rand(size, 3), None) for size in (48, 1)], kl_divergence, 16, 0.1, views=False)
     assert [len(part) for part in uneven.held_back] == [16] and uneven.num_samples == 33  # not the last one alone
     with pytest.raises(ValueError, match="at least two samples"):  # it cannot be divided
-        Inputs([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], kl_divergence, 2, 0.1, False)
+        DistillationData([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], kl_divergence, 2, 0.1, False)
     with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
         Finetuning(alpha=0.5).loss(inputs, original(), original(), batches[0][0], None)
 
@@ -285,7 +285,7 @@ def test_crops_are_those_of_torchvision(monkeypatch):
 
 def test_each_epoch_has_views_of_its_own_and_a_second_reading_the_same():
     images = torch.rand(12, 3, 8, 8)
-    training_data = Inputs([(images, None)], kl_divergence, 4, 0.3, views=True)
+    training_data = DistillationData([(images, None)], kl_divergence, 4, 0.3, views=True)
     first, again, other = (
         torch.cat([part for part, _ in training_data.training(None, epoch, seed=5)]) for epoch in (0, 0, 1)
     )

@@ -36,7 +36,7 @@ def test_a_batch_launches_few_kernels(parts, most, monkeypatch):
     network = timm.models.VisionTransformer(img_size=16, num_classes=4, embed_dim=96, depth=12, num_heads=12)
     batches = image_batches([2, 2], shape=(3, 16, 16), dtype=torch.float32)
     prepared = facts.prepare(network, batches, held_out=(), parts=parts)
-    wanted = prepared.suited(FACTS()).moments
+    wanted = prepared.resolve_defaults(FACTS()).moments
     numbers = []
     for data in (batches[:1], batches):
         with Launches() as launches:

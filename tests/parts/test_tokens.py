@@ -24,7 +24,7 @@ from facts.modules.tokens import Merge, MergedBlock, change_block
 from facts.moments.batch import LayerBatch
 from facts.saving import standalone
 from facts.search import programs
-from facts.search.programs import TokenProgram
+from facts.search.token_program import TokenProgram
 from tests.networks import image_batches
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
@@ -220,7 +220,7 @@ def test_slopes_are_the_gradients_times_the_moves(prepared):
     part = replace(prepared.parts["blocks.1.tokens"], tokens=9)  # as many levels as tokens
     torch.manual_seed(0)
     x, g = torch.randn(5, part.tokens - part.protected, 48), torch.randn(5, part.tokens - part.protected, 48)
-    decomposition = prepared.decompositions(prepared.suited(facts.estimators.FACTS()))["blocks.1.tokens"]
+    decomposition = prepared.decompositions(prepared.resolve_defaults(facts.estimators.FACTS()))["blocks.1.tokens"]
     lost = part.slopes(LayerBatch(x, g), decomposition).flip(-1).cumsum(-1).flip(-1)  # at 0 .. T - 1 tokens
     features, ones = x @ decomposition.right.float().mT, torch.ones(5, len(x[0]))
     for number in range(1, len(x[0])):

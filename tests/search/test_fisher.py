@@ -7,7 +7,7 @@ from facts.estimators import FACTS
 from facts.estimators.whitening import shrink
 from facts.moments.losses import SampledLabels
 from facts.search import CoRSFisher
-from facts.search.fisher import exact_profiles, kronecker_profile
+from facts.search.sensitivity_fisher import exact_profiles, kronecker_profile
 from tests.finetuning.setting import Reads
 from tests.networks import image_batches, numbered
 from tests.search.problems import every_rank, make_problem, truncated

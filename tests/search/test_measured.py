@@ -13,7 +13,7 @@ from facts.modules.lowrank import LowRankLinear
 from facts.moments.losses import SampledLabels, kl_divergence, squared_error, summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.search import ASVDSearch
-from facts.search.measured import Prefix, Sensitivity
+from facts.search.sensitivity_measured import Prefix, Sensitivity
 from tests.networks import Runs, image_batches, make_convnext, make_model, make_swin, seen_by
 from tests.search.problems import every_rank, make_problem
 

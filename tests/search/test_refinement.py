@@ -7,8 +7,8 @@ import torch
 
 import facts
 from facts.search import AllocationProblem
-from facts.search.programs import TokenProgram, summed_error
 from facts.search.refinement import _measured, _Moves, refined
+from facts.search.token_program import TokenProgram, summed_error
 from tests.parts.test_tokens import batches, vit
 
 

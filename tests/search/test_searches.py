@@ -27,7 +27,7 @@ from facts.search import (
     Uniform,
     interpolate_profile,
 )
-from facts.search.measured import Sensitivity
+from facts.search.sensitivity_measured import Sensitivity
 from tests.networks import LAYERS, image_batches, make_model
 from tests.search.problems import losing, make_problem, plain_problem
 

@@ -6,7 +6,7 @@ from typing import Literal
 from facts.moments.losses import SampledTargets
 from facts.parts import Plan
 from facts.search.base import AllocationProblem, Ratios, Search, SearchResult
-from facts.search.measured import Sensitivity
+from facts.search.sensitivity_measured import Sensitivity
 from facts.utils.options import options
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from facts.calibration.data import Batch
 from facts.search.base import AllocationProblem, Ratios, SearchResult
-from facts.search.programs import MILPSearch
+from facts.search.token_program import MILPSearch
 from facts.search.training import TrainedLayer, Training, task_loss
 from facts.utils.options import Count, Positive, Seed, options
 

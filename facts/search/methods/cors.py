@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from facts.parts import Part
 from facts.parts.base import candidate_ranks
 from facts.search.base import AllocationProblem, Ratios, SearchResult
-from facts.search.measured import Sensitivity
-from facts.search.programs import MILPSearch
+from facts.search.sensitivity_measured import Sensitivity
+from facts.search.token_program import MILPSearch
 from facts.utils.options import Count, options
 
 Interpolation = Literal["windows", "cubic", "linear", "none"]

@@ -12,8 +12,8 @@ from facts.estimators.base import TAKE_TWO_SIDED, TwoSidedEstimator
 from facts.moments.losses import DIVERGENCES
 from facts.parts import Part
 from facts.search.base import RANGE, AllocationProblem, Profile, SearchResult
-from facts.search.fisher import Labels, exact_profiles, kronecker_profile
-from facts.search.programs import MILPSearch
+from facts.search.sensitivity_fisher import Labels, exact_profiles, kronecker_profile
+from facts.search.token_program import MILPSearch
 from facts.utils.options import Count, Seed, options
 
 # Profiles cover every rank; the plan is reported with errors at these ratios, for comparison with measured ones.

@@ -4,7 +4,7 @@ import math
 
 from facts.parts import Plan
 from facts.search.base import AllocationProblem, Profile, Search, SearchResult
-from facts.search.measured import Sensitivity
+from facts.search.sensitivity_measured import Sensitivity
 from facts.utils.options import Count, options
 
 WIDEST = (1e-12, 1e6)  # thresholds between which every relative error lies

@@ -18,8 +18,8 @@ from facts.calibration.data import Batch
 from facts.calibration.outputs import distance
 from facts.parts import Part
 from facts.parts.base import Plan
-from facts.search.allocation import Allocation, allocate
 from facts.search.base import AllocationProblem, Profile, Search
+from facts.search.integer_program import Allocation, allocate
 from facts.search.refinement import refined
 from facts.utils.options import Positive, options
 
