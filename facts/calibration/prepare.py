@@ -80,13 +80,11 @@ def prepare(
     _refuse_unfit_arguments(model, data, parts, loss, outputs)
     _refuse_unfit_settings(execution, protected, input_shape)
     model, precision = unwrapped(model), execution.precision
-    given = None if data is None else Data.of(data, model)
-    work, compared = _divided(given, held_out, model)
-    inputs, targets = (given and given.first) or (None, None)
+    given, work, compared = _read(model, data, held_out)
+    inputs, _ = first = (given and given.first) or (None, None)
     example = _example(model, inputs, input_shape)
-    first_inputs = inputs
-    if inputs is None and example is not None:
-        first_inputs = noise(model, example.shape, next(model.parameters()).device)
+    shape_alone = inputs is None and example is not None
+    first_inputs = noise(model, example.shape, next(model.parameters()).device) if shape_alone else inputs
     sample = first_inputs if kinds_of(parts) else inputs
     if "tokens" in parts.split(","):
         sample = _with_masks(sample)
@@ -94,23 +92,22 @@ def prepare(
     for each in (given, None if held_out is None else compared):
         if each:
             refuse_unreadable(model, each, precision, probe.sample)
-    kind, own_loss = _kind(outputs), None if isinstance(loss, SampledTargets) else loss
-    if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
-        kind = output_kind(model, probe)  # labels say nothing about features
-        log.info("the outputs of %s are read as %s", type(model).__name__, kind)
+    kind = _kind(model, outputs, loss, first, probe)
     few = work and work.first_samples(NUM_SAMPLES)
-    chosen_loss = loss or default_loss(kind, model, few, targets, probe.outputs, precision)
+    chosen_loss = loss or default_loss(kind, model, few, first[1], probe.outputs, precision)
     output_error = output_error or error_of(chosen_loss, model, few, precision)
+    own_loss = None if isinstance(loss, SampledTargets) else loss
     if given is not None:
         if chosen_loss is summed_cross_entropy:
             refuse_ignored_labels(given, probe.outputs)
-        refuse_unfit_functions(model, inputs, probe.outputs, targets, own_loss, output_error)
+        refuse_unfit_functions(model, inputs, probe.outputs, first[1], own_loss, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     if may_miss and has_row_per_sample(inputs):
-        selection = selection.without(_unused(selection, probe, chosen_loss, targets), NOT_REACHED)
+        selection = selection.without(_unused(selection, probe, chosen_loss, first[1]), NOT_REACHED)
     bound_form = form_named(form or default_form(model, precision), precision)
     found, reasons = find(selection, parts, probe, bound_form, protected)
+    signature = (leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor))
     return PreparedModel(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -127,10 +124,18 @@ def prepare(
         first_inputs=first_inputs,
         example=None if probe.flops is None else example,
         draws_labels=own_loss is None,
-        output_signature=tuple(
-            leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor)
-        ),
+        output_signature=tuple(signature),
     )
+
+
+def _read(
+    model: nn.Module, data: Iterable[Any] | None, held_out: Iterable[Any] | None
+) -> tuple[Data | None, Data | None, Data]:
+    """All samples given, those to work with, and those held out."""
+    given = None if data is None else Data.of(data, model)
+    if held_out is not None:
+        return given, given, NO_DATA if held_out == () else Data.of(held_out, model, "held-out")
+    return (None, None, NO_DATA) if given is None else (given, *given.divided())
 
 
 def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
@@ -142,18 +147,17 @@ def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None)
     return tree_map_only(Tensor, lambda each: each.to("meta"), first_sample(inputs))
 
 
-def _kind(outputs: str | Collection[str] | None) -> Any:
+def _kind(
+    model: nn.Module, outputs: str | Collection[str] | None, loss: Loss | None, first: tuple[Any, Any], probe: Probe
+) -> Any:
     """How outputs are read: None, `classes`, `features`, or the names of features `(name, ...)`."""
-    if outputs in (None, "classes", "features"):
-        return outputs
-    return (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
-
-
-def _divided(given: Data | None, held_out: Iterable[Any] | None, model: nn.Module) -> tuple[Data | None, Data]:
-    """The samples to work with and those held out."""
-    if held_out is None:
-        return (None, NO_DATA) if given is None else given.divided()
-    return given, NO_DATA if held_out == () else Data.of(held_out, model, "held-out")
+    if outputs not in (None, "classes", "features"):
+        return (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
+    inputs, targets = first
+    if outputs is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
+        outputs = output_kind(model, probe)  # labels say nothing about features
+        log.info("the outputs of %s are read as %s", type(model).__name__, outputs)
+    return outputs
 
 
 def _with_masks(inputs: Any) -> Any:

@@ -75,11 +75,10 @@ def compress(
     import torch
 
     from facts.calibration.data import Data
-    from facts.cli.inputs import batches_of, build, compared, nothing_to_evaluate, stored_type, task_of
+    from facts.cli.inputs import batches_of, build, stored_type, task_of
     from facts.compression.comparison import rounded
     from facts.compression.compress import default_parts
     from facts.finetuning.recovery import TOO_FEW
-    from facts.saving.save import write_metrics
     from facts.utils.files import ScratchFolder
     from facts.utils.progress import stopwatch
 
@@ -115,19 +114,35 @@ def compress(
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     result = rounded(result, stored, of_original)
     _save(result, out, elastic, stored)  # before the evaluation, which may fail
+    again = f"facts evaluate {out} --data {evaluation_text or data}"
+    _evaluate(task, result, network, None if elastic else out, evaluate, execution.precision, again)
+    warn_if_nothing_gained(result)
+
+
+def _evaluate(
+    task: Any,
+    result: "facts.CompressionResult",
+    network: Any,
+    out: Path | None,
+    evaluate: bool,
+    precision: "torch.dtype",
+    again: str,
+) -> None:
+    """Print the metrics of a saved result beside the original's, and add them to the folder `out`."""
+    from facts.cli.inputs import compared, nothing_to_evaluate
+    from facts.saving.save import write_metrics
+
     if reason := nothing_to_evaluate(task) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
-    else:
-        try:
-            metrics, table = compared(task, result, network, execution.precision)
-            if not elastic:
-                write_metrics(out, metrics)
-            print(f"\n{table}")
-        except (KeyboardInterrupt, OSError, RuntimeError, ValueError) as error:  # the network is saved and complete
-            unseen = "" if getattr(task, "whole", True) else " --unseen"  # a text has no unseen part either
-            again = f"facts evaluate {out} --data {evaluation_text or data}{unseen}"
-            print(f"not evaluated ({str(error) or 'interrupted'}): try `{again}`")
-    warn_if_nothing_gained(result)
+        return
+    try:
+        metrics, table = compared(task, result, network, precision)
+        if out:
+            write_metrics(out, metrics)
+        print(f"\n{table}")
+    except (KeyboardInterrupt, OSError, RuntimeError, ValueError) as error:  # the network is saved and complete
+        unseen = "" if getattr(task, "whole", True) else " --unseen"  # a text has no unseen part either
+        print(f"not evaluated ({str(error) or 'interrupted'}): try `{again}{unseen}`")
 
 
 def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "torch.dtype") -> None:

@@ -23,7 +23,7 @@ from facts.modules.merging import by_ward
 from facts.modules.tokens import Merge, MergedBlock, change_block
 from facts.moments.batch import LayerBatch
 from facts.saving import standalone
-from facts.search import programs
+from facts.search import token_program
 from facts.search.token_program import TokenProgram
 from tests.networks import image_batches
 
@@ -254,7 +254,7 @@ def test_the_program_finds_the_plan_of_brute_force(prepared):
 
 def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
     """Or one as good with fewer merges. Measuring one that is worse stops early, and none is measured twice."""
-    errors, plans, summed_error = [], [], programs.summed_error
+    errors, plans, summed_error = [], [], token_program.summed_error
 
     def noted(problem, plan, samples, most):
         assert plan not in plans
@@ -262,8 +262,8 @@ def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
         errors.append(summed_error(problem, plan, samples, math.inf))
         return summed_error(problem, plan, samples, most)
 
-    monkeypatch.setattr(programs, "summed_error", noted)
-    monkeypatch.setattr(programs, "refined", lambda problem, chain, plan, *_: plan)
+    monkeypatch.setattr(token_program, "summed_error", noted)
+    monkeypatch.setattr(token_program, "refined", lambda problem, chain, plan, *_: plan)
     found = facts.compress(prepared, ratio=0.6)
     as_good = [plan for plan, error in zip(plans, errors, strict=True) if error <= 1.03 * min(errors)]
     fewest = min(as_good, key=lambda plan: sum(bool(n) for name, n in plan.items() if name.endswith("tokens")))
