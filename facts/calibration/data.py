@@ -2,9 +2,11 @@
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, chain, islice
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +14,56 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from facts.modules.networks import continues_text, is_encoder_decoder
 from facts.moments.losses import next_tokens
 from facts.utils.batches import Groups, NumberedBatches, batch_size, described, has_row_per_sample, unchanged
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
-from facts.utils.numerics import shuffled
+from facts.utils.numerics import seeded
 from facts.utils.progress import waiting
 
 Batch = tuple[Any, Any]
 LABELS = ("labels", "label")
 BATCH_SIZE = 64  # for samples that are not in batches
 LEAST = 32  # samples, if a quarter of the data is that many
-OPTIONS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
+OPTIONS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor"
 OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The samples of numbered batches that are held out, or the others: `number` of `total`, evenly spread.
+
+    They are counted as if each batch had `size` samples.
+    """
+
+    number: int
+    total: int
+    size: int
+    held_out: bool
+
+    def __call__(self, number: int, batch: Batch) -> Batch | None:
+        rows = self.rows(number * self.size, batch_size(batch[0]))
+        if len(rows) == batch_size(batch[0]):
+            return batch
+        return tree_map_only(Tensor, lambda tensor: tensor[rows], batch) if rows else None
+
+    def rows(self, start: int, size: int) -> list[int]:
+        """Which of the samples from number `start` on belong to the share."""
+        return [row for row in range(size) if self.includes(start + row)]
+
+    def includes(self, place: int) -> bool:
+        return self.held_out == ((place + 1) * self.number // self.total > place * self.number // self.total)
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
     """Batches of a network's data: `(inputs, targets)`, where the targets are None if the data have no labels.
 
-    They are the same in every pass and process: a list, or batches that are read by their number. If `rows` are given,
-    only these samples of each batch belong to the data. A slice has the same batches and reads no others.
+    They are the same in every pass and process: a list, or batches that are read by their number. Of a list, only the
+    `rows` of each batch belong to the data, if they are given. A slice has the same batches and reads no others.
     """
 
     batches: list[Batch] | NumberedBatches
@@ -45,8 +73,9 @@ class Data:
     def of(cls, data: Any, model: nn.Module, purpose: str = "calibration") -> "Data":
         """Convert a dataset, a loader, batches, or tensors and arrays of inputs along the first axis.
 
-        A loader is read in one order, with random transforms that depend on the number of the batch. What can only be
-        iterated is kept in memory. Raises `ValueError` if there are no batches, and for what is no data.
+        A loader is read in one order, with random transforms that depend on the number of the batch. One with code of
+        its own, and what can only be iterated, is copied into memory. Raises `ValueError` if there are no batches, and
+        for what is no data.
         """
         data = data if isinstance(data, Data) else cls(_batches(data, model))
         if data.first is None:
@@ -61,14 +90,14 @@ class Data:
     @cached_property
     def first(self) -> Batch | None:
         """The first batch; None if there is none."""
-        is_read = isinstance(self.batches, list) or self.rows is not None
-        return next(waiting(self if is_read else (self.batches.first() for _ in range(1))), None)  # type: ignore[union-attr]
+        return next(waiting(self if isinstance(self.batches, list) else _one(self.batches)), None)
 
     @property
     def content_key(self) -> str | None:
         """A hash, if the data have one of their own."""
-        own = None if isinstance(self.batches, list) else self.batches.content_key
-        return own and content_key(own, [*self.batches.numbers], self.rows)  # type: ignore[union-attr]
+        if isinstance(self.batches, list) or self.batches.content_key is None:
+            return None
+        return content_key(self.batches.content_key, [*self.batches.numbers])
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -77,21 +106,22 @@ class Data:
         return Data(self.batches[part], None if self.rows is None else self.rows[part])
 
     def __iter__(self) -> Iterator[Batch]:
-        for number, batch in enumerate(self.batches):
-            if self.rows is None or len(self.rows[number]) == (size := batch_size(batch[0])):
-                yield batch
-            elif rows := [row for row in self.rows[number] if row < size]:  # broken images are left out
-                yield tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
+        if self.rows is None:
+            yield from self.batches
+            return
+        for rows, batch in zip(self.rows, self.batches, strict=True):
+            is_whole = len(rows) == batch_size(batch[0])
+            yield batch if is_whole else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)  # noqa: B023
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The number of samples in each batch; without reading them, at most that of the first one."""
+        """The number of samples in each batch; if that is unknown without reading them, as many as in the first one."""
         if self.rows is not None:
             return [len(rows) for rows in self.rows]
         if isinstance(self.batches, list):
             return [batch_size(inputs) for inputs, _ in self.batches]
-        if isinstance(self.batches.items, Groups):
-            return [len(self.batches.items.indices[number]) for number in self.batches.numbers]
+        if groups := self._groups:
+            return [len(groups.indices[number]) for number in self.batches.numbers]
         return [batch_size(self.first[0])] * len(self) if self.first else []
 
     def first_samples(self, number: int) -> "Data":
@@ -101,43 +131,70 @@ class Data:
     def divided(self) -> tuple["Data", "Data"]:
         """The samples to work with and `num_held_out` others, spread evenly, whether they have labels or not.
 
-        Batches that have no row for each sample are held out whole.
+        Batches that have no row for each sample are held out whole. A sample that a loader draws twice is one.
         """
         assert self.first is not None
         tensors, size = [part for part in self.first if part is not None], batch_size(self.first[0])
-        is_divisible = self._groups or all(has_row_per_sample(part) and batch_size(part) == size for part in tensors)
-        total = sum(self.sizes) if is_divisible else len(self)
-        number = num_held_out(total) if is_divisible else num_held_out(total, -(-LEAST // size))
-        held_out = [(place + 1) * number // total > place * number // total for place in range(total)]
-        if not is_divisible:
-            kept, out = ([n for n in range(total) if held_out[n] == is_out] for is_out in (False, True))
-            return self._only(dict.fromkeys(kept)), self._only(dict.fromkeys(out))
-        parts: tuple[dict[int, Any], dict[int, Any]] = {}, {}
-        for number, (size, start) in enumerate(zip(self.sizes, accumulate(self.sizes, initial=0), strict=False)):
-            for row in range(size):
-                parts[held_out[start + row]].setdefault(number, []).append(row)
-        return self._only(parts[0]), self._only(parts[1])
+        has_rows = all(has_row_per_sample(part) and batch_size(part) == size for part in tensors)
+        if groups := self._groups:
+            given = (groups.indices[number] for number in self.batches.numbers)  # type: ignore[union-attr]
+            place = {index: number for number, index in enumerate(dict.fromkeys(chain.from_iterable(given)))}
+            kept, out = (self._of_indices(groups, place, share) for share in _shares(len(place), LEAST))
+        elif has_rows:
+            kept, out = map(self._of_rows, _shares(sum(self.sizes), LEAST, size))
+        else:
+            kept, out = map(self._whole, _shares(len(self), -(-LEAST // size)))
+        return kept, out
 
     @property
     def _groups(self) -> Groups | None:
-        items = None if isinstance(self.batches, list) else self.batches.items
-        return items if isinstance(items, Groups) else None
+        """The items of a dataset behind the batches, if they are samples."""
+        if isinstance(self.batches, list) or not isinstance(items := self.batches.items, Groups) or not self.first:
+            return None
+        first = items.indices[self.batches.numbers[0]]
+        return items if not has_row_per_sample(self.first[0]) or batch_size(self.first[0]) == len(first) else None
 
-    def _only(self, rows: Mapping[int, Sequence[int] | None]) -> "Data":
-        """The batches with these numbers, or only those rows of them."""
-        chosen = [*rows.values()]
-        if isinstance(self.batches, list):
-            batches: Any = [self.batches[number] for number in rows]
-        elif groups := self._groups:  # the other samples are not read
-            given = [groups.indices[self.batches.numbers[number]] for number in rows]
-            indices = [[each[row] for row in own or ()] for each, own in zip(given, chosen, strict=True)]
-            items = replace(groups, indices=indices)
-            return Data(replace(self.batches, items=items, numbers=range(len(indices)), slices={}))
-        else:
-            batches = replace(self.batches, numbers=[self.batches.numbers[number] for number in rows], slices={})
-        if self.rows is not None:
-            chosen = [[self.rows[number][row] for row in own or ()] for number, own in rows.items()]
-        return Data(batches, None if None in chosen else chosen)  # type: ignore[arg-type]
+    def _of_indices(self, groups: Groups, place: Mapping[int, int], share: Share) -> "Data":
+        """The items of a share, of each group; the others are not read."""
+        assert isinstance(self.batches, NumberedBatches)
+        given = (groups.indices[number] for number in self.batches.numbers)
+        indices = [own for each in given if (own := [index for index in each if share.includes(place[index])])]
+        key = self.content_key and content_key(self.content_key, indices)
+        items, numbers = replace(groups, indices=indices), range(len(indices))
+        return Data(replace(self.batches, items=items, numbers=numbers, content_key=key, slices={}))
+
+    def _of_rows(self, share: Share) -> "Data":
+        """The samples of a share, of each batch."""
+        if isinstance(self.batches, NumberedBatches):
+            key = self.content_key and content_key(self.content_key, repr(share))
+            choose = partial(_both, self.batches.choose, share)
+            return Data(replace(self.batches, choose=choose, content_key=key, slices={}))
+        starts = accumulate(self.sizes, initial=0)
+        found = [share.rows(start, size) for start, size in zip(starts, self.sizes, strict=False)]
+        given = self.rows or [range(size) for size in self.sizes]
+        rows = [[each[row] for row in own] for each, own in zip(given, found, strict=True) if own]
+        return Data([batch for batch, own in zip(self.batches, found, strict=True) if own], rows)
+
+    def _whole(self, share: Share) -> "Data":
+        """The batches of a share."""
+        chosen = [place for place in range(len(self)) if share.includes(place)]
+        if isinstance(self.batches, NumberedBatches):
+            return Data(replace(self.batches, numbers=[self.batches.numbers[place] for place in chosen], slices={}))
+        return Data([self.batches[place] for place in chosen])
+
+
+def _shares(total: int, least: int, size: int = 1) -> list[Share]:
+    return [Share(num_held_out(total, least), total, size, is_out) for is_out in (False, True)]
+
+
+def _both(choose: Callable[[int, Batch], Batch | None], share: Share, number: int, batch: Batch) -> Batch | None:
+    chosen = choose(number, batch)
+    return None if chosen is None else share(number, chosen)
+
+
+def _one(batches: NumberedBatches) -> Iterator[Batch]:
+    first = batches.first()
+    yield from () if first is None else (first,)
 
 
 NO_DATA = Data([])
@@ -155,14 +212,19 @@ def _batches(data: Any, model: nn.Module) -> list[Batch] | NumberedBatches:
         data = _as_tensor(data)
     if isinstance(data, Tensor):
         data = data.split(BATCH_SIZE)
-    has_length = isinstance(data, Dataset) and isinstance(data, Sized) and not isinstance(data, IterableDataset)
-    if has_length:
+    if isinstance(data, Dataset) and isinstance(data, Sized) and not isinstance(data, IterableDataset):
         data = _loader(data, model)
-    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+    is_indexed = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+    if is_indexed and (type(data).__iter__ is DataLoader.__iter__ or hasattr(data, "set_epoch")):
         data = _numbered(data)
     if isinstance(data, NumberedBatches):
         return replace(data, finish=partial(_finished, data.finish, model), slices={})
-    return [_with_samples(as_pair(batch, model)) for batch in data]
+    kept = data if isinstance(data, list | tuple) else map(_copied, data)  # whose batches may share memory
+    return [_with_samples(as_pair(batch, model)) for batch in kept]
+
+
+def _copied(batch: Any) -> Any:
+    return tree_map_only(Tensor, torch.clone, batch)
 
 
 def _finished(finish: Callable[[Any], Any], model: nn.Module, item: Any) -> Batch | None:
@@ -178,21 +240,43 @@ def _loader(data: Dataset, model: nn.Module) -> DataLoader:
 
 
 def _numbered(loader: DataLoader) -> NumberedBatches:
-    """The batches of a loader in one order: if it shuffles, in that of a seed of ours, or else as drawn here."""
+    """The batches of a loader, in the order of one seed; accelerate's, such as the Trainer's, have epochs."""
     options = {name: getattr(loader, name) for name in OPTIONS.split()}
-    if hasattr(loader, "set_epoch"):  # accelerate's loaders, such as the Trainer's, shuffle by the number of the pass
+    if loader.num_workers and loader.worker_init_fn:
+        options["worker_init_fn"] = partial(_in_worker, loader.worker_init_fn)
+    if hasattr(loader, "set_epoch"):
         loader.set_epoch(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    with seeded(0):
         if loader.batch_sampler is None:  # an item is a batch
-            return NumberedBatches(loader.dataset, loader.collate_fn, None, [*loader.sampler], options)
-        if type(loader.batch_sampler) is BatchSampler and isinstance(loader.sampler, RandomSampler):
-            order = shuffled(len(loader.dataset), 0).split(loader.batch_size)  # type: ignore[arg-type]
-            indices = [part.tolist() for part in order]
+            indices, collate = [[index] for index in _seeded(loader.sampler)], partial(_of_one, collate)
         else:
-            indices = [[*group] for group in loader.batch_sampler]
-    groups = Groups(loader.dataset, indices, loader.collate_fn)
-    return NumberedBatches(groups, unchanged, None, range(len(groups)), options)
+            drawn = islice(_seeded(loader.batch_sampler), length_hint(loader) or None)  # some repeat themselves
+            indices = [[*group] for group in drawn]
+    return NumberedBatches(Groups(loader.dataset, indices, collate), unchanged, None, range(len(indices)), options)
+
+
+def _seeded(sampler: Any) -> Any:
+    """A copy of a sampler, and of that within it, without a generator in a state of its own."""
+    sampler = copy(sampler)
+    if hasattr(getattr(sampler, "generator", None), "manual_seed"):
+        sampler.generator = torch.Generator().manual_seed(0)
+    if isinstance(getattr(sampler, "sampler", None), Sampler):
+        sampler.sampler = _seeded(sampler.sampler)
+    return sampler
+
+
+def _of_one(collate: Callable[[Any], Any], items: list[Any]) -> Any:
+    return collate(items[0])
+
+
+def _in_worker(prepare: Callable[[int], None], worker: int) -> None:
+    """Call a loader's `worker_init_fn` while its own dataset is that of the worker."""
+    info: Any = get_worker_info()
+    groups = info.dataset
+    object.__setattr__(info, "dataset", groups.items)  # it is read-only
+    prepare(worker)
+    object.__setattr__(info, "dataset", groups)
 
 
 def as_pair(batch: Any, model: nn.Module) -> Batch:

@@ -134,7 +134,8 @@ def _read(
     """All samples given, those to work with, and those held out."""
     given = None if data is None else Data.of(data, model)
     if held_out is not None:
-        return given, given, NO_DATA if held_out == () else Data.of(held_out, model, "held-out")
+        is_none = isinstance(held_out, list | tuple) and not held_out
+        return given, given, NO_DATA if is_none else Data.of(held_out, model, "held-out")
     return (None, None, NO_DATA) if given is None else (given, *given.divided())
 
 

@@ -166,7 +166,7 @@ class PreparedModel:
         return found
 
     def in_form(self, form: Form) -> "PreparedModel":
-        """The same calibration with low-rank layers in another form."""
+        """The same network with low-rank layers in another form."""
         return replace(self, form=form, parts={name: part.in_form(form) for name, part in self.parts.items()})
 
     def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
@@ -174,7 +174,7 @@ class PreparedModel:
         return apply(self.model, self.parts, plan, decompositions)
 
     def cached_in(self, folder: Path | None) -> "PreparedModel":
-        """The same calibration with its cache in a folder; None for no cache."""
+        """The same network with its cache in a folder; None for no cache."""
         return replace(self, execution=replace(self.execution, cache=folder))
 
     def moments(

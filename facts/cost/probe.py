@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -74,8 +74,8 @@ class Probe:
     ) -> "Probe":
         """Run the network on the first sample of a batch of `inputs`, and on `example`, a sample on the meta device.
 
-        Of the `batches` that begin with `inputs`, the second is read if the first is of one sample. Raises `ValueError`
-        if the network cannot read the inputs or changes them, or draws random numbers.
+        Of the `batches` that begin with `inputs`, others are read if only a sample of other integers shows what depends
+        on the data. Raises `ValueError` if the network cannot read the inputs or changes them, or draws random numbers.
         """
         model = with_linear_layers(model)
         layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) or is_pointwise(each)]
@@ -113,10 +113,14 @@ def _varied(sample: Any, batches: Iterable[tuple[Any, Any]]) -> Any:
     leaves = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
     if any(leaf.is_floating_point() for leaf in leaves):
         return tree_map_only(Tensor, lambda each: noise(each) if each.is_floating_point() else each, sample)
-    samples = (part for batch, _ in batches for part, _ in in_parts((batch, None), batch_size(batch)))
+    readable = (batch for batch, _ in batches if has_row_per_sample(batch))
+    samples = (part for batch in readable for part, _ in in_parts((batch, None), batch_size(batch)))
     for other in islice(samples, 1, NUM_OTHERS):
-        pairs = list(zip(tree_leaves(other := to_device(other, leaves[0].device)), leaves, strict=True))
-        if all(one.shape == each.shape for one, each in pairs) and not all(one.equal(each) for one, each in pairs):
+        pairs = list(zip_longest(tree_leaves(other := to_device(other, leaves[0].device)), leaves))
+        alike = all(
+            isinstance(one, Tensor) and isinstance(each, Tensor) and one.shape == each.shape for one, each in pairs
+        )
+        if alike and not all(one.equal(each) for one, each in pairs):
             return other
     return None
 

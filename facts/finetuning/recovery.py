@@ -260,8 +260,8 @@ class DistillationData:
             is_held_back = self._is_held_back(number)
             if (number == 0 or is_held_back) and content_key(part) != self.keys.get(number):
                 raise ValueError(
-                    "the data differ from pass to pass, so nothing can be held back: give a loader without its own "
-                    "generator and without random augmentation (`views` does that), or a list of batches"
+                    "the data differ from pass to pass, so nothing can be held back: their dataset draws random "
+                    "numbers of its own, which a list of batches does not (`views` crops and flips photos)"
                 )
             if not is_held_back:
                 yield part

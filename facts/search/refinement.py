@@ -24,7 +24,7 @@ from facts.utils.batches import batch_size, to_device
 from facts.utils.progress import with_progress
 
 NUM_ROUNDS = 4
-NUM_ALONE, NUM_TOGETHER = 2, 3  # pairs of changes that are measured in each round
+NUM_ALONE, NUM_TOGETHER = 2, 3  # pairs of changes: measured by themselves, and at most so many at once
 STEPS = 12  # of so many equal ones, the first changes move one
 NUM_SCREENED = 64  # samples on which single changes are measured; pairs are, on all
 Counts = dict[str, int]

@@ -1,6 +1,6 @@
 """Batches of nested tensors: their size, parts and device; and batches that are read by their number."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -73,7 +73,8 @@ class NumberedBatches:
     """Batches at `numbers` of a dataset whose items are batches; a slice has the same batches and reads no others.
 
     Batches depend only on their number, in every process and after any interruption. `finish` turns an item into a
-    batch in the main process, or into None to leave it out. `options` are those of a `DataLoader`.
+    batch in the main process, or into None to leave it out; so does `choose`, from the number and the batch. `options`
+    are those of a `DataLoader`.
     """
 
     items: Dataset
@@ -81,6 +82,7 @@ class NumberedBatches:
     content_key: str | None
     numbers: Sequence[int]
     options: Mapping[str, Any] = field(default_factory=dict)
+    choose: Callable[[int, Any], Any] = lambda number, batch: batch
     slices: dict[tuple[int | None, ...], "NumberedBatches"] = field(default_factory=dict)
 
     @cached_property
@@ -102,11 +104,17 @@ class NumberedBatches:
         return self.slices.setdefault(key, replace(self, numbers=self.numbers[part], slices={}))
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for batch in map(self.finish, self.loader) if batch is not None)
+        return self._finished(self.loader)
 
     def first(self) -> Any:
-        """Read the first batch without workers; None if there is none."""
-        return next((batch for each in self.numbers if (batch := self.finish(self.items[each])) is not None), None)
+        """Read the first batch, without workers unless these have to prepare the dataset; None if there is none."""
+        has_own = self.options.get("worker_init_fn") is not None
+        return next(self._finished(self.loader if has_own else map(self.items.__getitem__, self.numbers)), None)
+
+    def _finished(self, items: Iterable[Any]) -> Iterator[Any]:
+        for number, item in zip(self.numbers, items, strict=False):
+            if (batch := self.finish(item)) is not None and (batch := self.choose(number, batch)) is not None:
+                yield batch
 
 
 @dataclass(frozen=True)

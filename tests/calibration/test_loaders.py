@@ -1,0 +1,184 @@
+"""Loaders of many kinds: every sample counts once, those held out nowhere else, and each pass is the same."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+import facts
+from facts.calibration.data import Data
+from facts.utils.batches import NumberedBatches
+from tests.networks import image_batches, make_model, numbered
+
+NUMBERS = torch.arange(200)
+SAMPLES = TensorDataset(NUMBERS)
+
+
+class Shuffled(Sampler):
+    """Draws by Python's own generator."""
+
+    def __iter__(self):
+        return iter(random.sample(range(200), 200))
+
+    def __len__(self):
+        return 200
+
+
+class Repeated:
+    """Batches of indices that begin again, as timm's loader of several epochs has them."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        while True:
+            yield from self.batches
+
+
+class Halved(DataLoader):
+    def __iter__(self):
+        return ([numbers / 2] for (numbers,) in super().__iter__())
+
+
+class Buffered:
+    """Batches in one buffer."""
+
+    def __iter__(self):
+        buffer = torch.zeros(50)
+        for part in NUMBERS.split(50):
+            yield buffer.copy_(part)
+
+
+class Dealt(Dataset):
+    """Batches of unequal sizes."""
+
+    parts = NUMBERS.split([8, *[16] * 11, 16])
+
+    def __len__(self):
+        return len(self.parts)
+
+    def __getitem__(self, number):
+        return self.parts[number]
+
+
+def endless():
+    loader = DataLoader(SAMPLES, 16)
+    object.__setattr__(loader, "batch_sampler", Repeated([part.tolist() for part in NUMBERS.split(16)]))
+    return loader
+
+
+LOADERS = {
+    "own generator": (lambda: DataLoader(SAMPLES, 16, shuffle=True, generator=torch.Generator()), 200),
+    "last one dropped": (lambda: DataLoader(SAMPLES, 64, shuffle=True, drop_last=True), 192),
+    "a number": (lambda: DataLoader(SAMPLES, 16, sampler=RandomSampler(SAMPLES, num_samples=32)), 32),
+    "subset": (lambda: DataLoader(SAMPLES, 16, sampler=SubsetRandomSampler(range(0, 200, 2), torch.Generator())), 100),
+    "python": (lambda: DataLoader(SAMPLES, 16, sampler=Shuffled()), 200),
+    "batches": (lambda: DataLoader(Dealt(), batch_size=None, shuffle=True, generator=torch.Generator()), 200),
+    "batches of one": (lambda: DataLoader(Dealt(), batch_size=1, collate_fn=lambda items: items[0]), 200),
+    "endless": (endless, 200),
+    "own code": (lambda: Halved(SAMPLES, 16), 200),
+    "one buffer": (Buffered, 200),
+    "some missing": (
+        lambda: NumberedBatches(
+            Dealt(), lambda part: None if part[0] == 40 else part[part % 7 > 0], None, range(len(Dealt()))
+        ),
+        157,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_sample_is_in_one_part_the_same_in_each_pass(name):
+    make, expected = LOADERS[name]
+    loader = make()
+    passes = []
+    for _ in range(2):
+        parts = Data.of(loader, nn.Identity()).divided()
+        passes.append([[number for numbers, _ in part for number in numbers.tolist()] for part in parts])
+        again = [[number for numbers, _ in part for number in numbers.tolist()] for part in parts]
+        assert again == passes[-1]
+    kept, held_out = passes[0]
+    assert passes[0] == passes[1]
+    assert len(kept) + len(held_out) == len({*kept, *held_out}) == expected
+    assert min(32, expected // 4) - 8 <= len(held_out) <= expected // 4
+
+
+def test_a_sample_that_is_drawn_twice_is_held_out_twice():
+    sampler = WeightedRandomSampler(torch.ones(200), 1000)
+    kept, held_out = Data.of(DataLoader(SAMPLES, 16, sampler=sampler), nn.Identity()).divided()
+    seen = [{number for numbers, _ in part for number in numbers.tolist()} for part in (kept, held_out)]
+    assert (
+        not seen[0] & seen[1] and len(seen[0] | seen[1]) > 190 and sum(map(sum, (kept.sizes, held_out.sizes))) == 1000
+    )
+
+
+def test_a_batch_that_is_an_item_counts_its_samples():
+    assert len(Data.of(DataLoader(Dealt(), batch_size=1, collate_fn=lambda items: items[0]), nn.Identity())) == 13
+    data = Data.of(DataLoader(NUMBERS.split(50), batch_size=1, collate_fn=lambda items: items[0]), nn.Identity())
+    assert [len(part) for part, _ in data.first_samples(60)] == [50, 50]
+
+
+def test_shares_have_keys_of_their_own():
+    model, batches = make_model(), image_batches([1] * 40)
+    groups = Data.of(numbered(batches, key="images"), model)
+    assert len({groups.content_key, *(part.content_key for part in groups.divided())}) == 3
+    assert groups[:3].content_key != groups.content_key
+
+
+class Opened(Dataset):
+    """Samples of a file that each worker opens."""
+
+    file = None
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number):
+        return self.file[number]
+
+
+def open_file(worker):
+    get_worker_info().dataset.file = torch.arange(40)
+
+
+def test_workers_prepare_the_dataset_of_the_loader():
+    data = Data.of(DataLoader(Opened(), 8, num_workers=1, worker_init_fn=open_file), nn.Identity())
+    assert [numbers[0].item() for numbers, _ in data] == [*range(0, 40, 8)]
+    assert data.first[0].tolist() == [*range(8)]
+
+
+@pytest.mark.parametrize("held_out", [(), [], [GOOD := torch.ones(4, 3, 8, 8, dtype=torch.float64)], GOOD.numpy()])
+def test_held_out_data_may_be_none_or_an_array(held_out):
+    prepared = facts.prepare(make_model(), image_batches([8, 8]), held_out=held_out)
+    assert len(prepared.data) == 2
+    assert sum(prepared.held_out.sizes) == (4 if len(held_out) else 0)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.first, self.second = nn.Embedding(16, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, inputs):
+        return self.second(self.first(self.words(inputs["input_ids"])))
+
+
+def test_texts_of_other_forms_are_read():
+    """Of the second batch, nothing shows which tokens do not come from the data."""
+    words = torch.arange(16).reshape(2, 8)
+    data = [{"input_ids": words[:1]}, {"input_ids": words, "token_type_ids": 0 * words}]
+    assert facts.prepare(Words().eval(), data, outputs="features").parts
