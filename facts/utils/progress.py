@@ -137,7 +137,8 @@ def waiting(batches: Iterable[T]) -> Iterator[T]:
         batch = next(iterator, _END)
         waited = time.perf_counter() - start
         own.seconds[READING] = own.seconds.get(READING, 0.0) + waited
-        own.seconds[around] = own.seconds.get(around, 0.0) - waited  # `stage` adds the total
+        if around:
+            own.seconds[around] = own.seconds.get(around, 0.0) - waited  # `stage` adds the total
         if batch is _END:
             return
         yield batch  # type: ignore[misc]  # not the end

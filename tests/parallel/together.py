@@ -22,7 +22,7 @@ from facts.search import CoRSFisher
 from facts.utils import distributed
 from facts.utils.cache import Cache
 from tests.finetuning.setting import Given, make_student
-from tests.networks import image_batches, make_model
+from tests.networks import image_batches, make_model, numbered
 
 # Groups that end within batches, and batches that do not divide evenly among two processes.
 SIZES = [3, 3, 1, 2, 3]
@@ -121,16 +121,16 @@ def results(folder: Path) -> dict:
 
 def die_during_the_pass(folder: Path) -> None:
     """The second process is killed at its second batch, as by the system where memory runs out; a file says when."""
+    seen = []
 
-    def deadly(batches):
-        for number, batch in enumerate(batches):
-            if (distributed.rank(), number) == (1, 3):  # of which it takes every other one
-                (folder / "death").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield batch
+    def deadly():
+        seen.append(1)
+        if (distributed.rank(), len(seen)) == (1, 2):
+            (folder / "death").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     model = make_model()
-    collect_moments(model, select_layers(model).layers, deadly(image_batches(SIZES)), FACTS().moments)
+    collect_moments(model, select_layers(model).layers, numbered(image_batches(SIZES), deadly), FACTS().moments)
 
 
 if __name__ == "__main__":

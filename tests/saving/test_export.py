@@ -159,7 +159,7 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
     for other in (tmp_path, tmp_path / "network.engine"):
         with pytest.raises(ValueError, match=rf"{other.name} must end in \.{kind}"):
             export(perceptron(), EXAMPLE, other)
-    with pytest.raises(ValueError, match="there is no data to calibrate int8 on"):
+    with pytest.raises(ValueError, match="the int8 calibration data is empty"):
         facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=[])
     with pytest.raises(ValueError, match=r"to calibrate int8 on is float64 \[1, 24\], but the example's are"):
         facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=EXAMPLE.double())
