@@ -150,7 +150,7 @@ def smallest_within(
     """
     if calibration.data is None:
         raise ValueError("error compares outputs on calibration data: give some, or a ratio")
-    if not len(calibration.held_out):
+    if calibration.held_out.first is None:
         raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
     scratch = ScratchFolder()  # one decomposition serves all ratios
     cached = calibration if calibration.cache else calibration.cached_in(scratch.path)

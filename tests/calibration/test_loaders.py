@@ -182,3 +182,9 @@ def test_texts_of_other_forms_are_read():
     words = torch.arange(16).reshape(2, 8)
     data = [{"input_ids": words[:1]}, {"input_ids": words, "token_type_ids": 0 * words}]
     assert facts.prepare(Words().eval(), data, outputs="features").parts
+
+
+def test_an_error_needs_samples_that_are_held_out():
+    model, batches = make_model(), numbered(image_batches([3]))
+    with pytest.raises(ValueError, match="measured on held-out samples, but there are too few"):
+        facts.compress(model, batches, budget=facts.Budget(error=0.1))
