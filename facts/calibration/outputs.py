@@ -34,13 +34,16 @@ from facts.moments.losses import (
     Loss,
     OutputError,
     OutputKind,
+    SampledTargets,
     SquaredError,
     binary_kl_divergence,
+    default_loss,
     error_of,
     in_chunks,
     loss_of_labels,
     refuse_unfit_labels,
     squared_error,
+    summed_cross_entropy,
     tensors_of,
 )
 from facts.utils.batches import (
@@ -75,6 +78,36 @@ def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
     by_classifier = is_transformers(model) or probe.makers
     are_logits = isinstance(outputs, Tensor) and outputs.ndim in (2, 3) and outputs.shape[-1] > 1 and by_classifier
     return "classes" if are_logits else "features"
+
+
+def loss_and_error(
+    model: nn.Module,
+    probe: Probe,
+    data: Data | None,
+    few: Data | None,
+    loss: Loss | None,
+    output_error: OutputError | None,
+    outputs: Any,
+) -> tuple[Any, Loss, OutputError]:
+    """How outputs are read (None, `classes`, `features`, or features by name), their loss, and their distance.
+
+    Each that is given stays. Raises `ValueError` if they do not suit the outputs or the labels. The scales of features
+    are those of a `few` samples.
+    """
+    (inputs, targets), kind = (data and data.first) or (None, None), outputs
+    own_loss = None if isinstance(loss, SampledTargets) else loss
+    if outputs not in (None, "classes", "features"):
+        kind = (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
+    elif outputs is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
+        kind = output_kind(model, probe)  # labels say nothing about features
+        log.info("the outputs of %s are read as %s", type(model).__name__, kind)
+    loss = loss or default_loss(kind, model, few, targets, probe.outputs, probe.precision)
+    output_error = output_error or error_of(loss, model, few, probe.precision)
+    if data is not None:
+        if loss is summed_cross_entropy:
+            refuse_ignored_labels(data, probe.outputs)
+        refuse_unfit_functions(model, inputs, probe.outputs, targets, own_loss, output_error)
+    return kind, loss, output_error
 
 
 def default_error(model: nn.Module, data: Data) -> OutputError:

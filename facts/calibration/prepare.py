@@ -10,28 +10,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import NO_DATA, Data
-from facts.calibration.outputs import (
-    output_kind,
-    refuse_ignored_labels,
-    refuse_unfit_functions,
-    refuse_unfit_network,
-    refuse_unreadable,
-)
+from facts.calibration.outputs import loss_and_error, refuse_unfit_network, refuse_unreadable
 from facts.calibration.prepared_model import DEFAULT_EXECUTION, Execution, PreparedModel
 from facts.cost.count import meta_input
 from facts.cost.probe import Probe
 from facts.modules.forms import FormName, form_named
 from facts.modules.linear_calls import unwrapped
-from facts.modules.networks import autocast, frozen, hooked, is_encoder, noise, run
-from facts.moments.losses import (
-    NUM_SAMPLES,
-    Loss,
-    OutputError,
-    SampledTargets,
-    default_loss,
-    error_of,
-    summed_cross_entropy,
-)
+from facts.modules.networks import autocast, frozen, hooked, noise, run
+from facts.moments.losses import NUM_SAMPLES, Loss, OutputError, SampledTargets
 from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
 from facts.utils.batches import first_sample, has_row_per_sample, to_device
@@ -81,7 +67,7 @@ def prepare(
     _refuse_unfit_settings(execution, protected, input_shape)
     model, precision = unwrapped(model), execution.precision
     given, work, compared = _read(model, data, held_out)
-    inputs, _ = first = (given and given.first) or (None, None)
+    inputs, targets = (given and given.first) or (None, None)
     example = _example(model, inputs, input_shape)
     shape_alone = inputs is None and example is not None
     first_inputs = noise(model, example.shape, next(model.parameters()).device) if shape_alone else inputs
@@ -92,19 +78,12 @@ def prepare(
     for each in (given, None if held_out is None else compared):
         if each:
             refuse_unreadable(model, each, precision, probe.sample)
-    kind = _kind(model, outputs, loss, first, probe)
-    few = work and work.first_samples(NUM_SAMPLES)
-    chosen_loss = loss or default_loss(kind, model, few, first[1], probe.outputs, precision)
-    output_error = output_error or error_of(chosen_loss, model, few, precision)
-    own_loss = None if isinstance(loss, SampledTargets) else loss
-    if given is not None:
-        if chosen_loss is summed_cross_entropy:
-            refuse_ignored_labels(given, probe.outputs)
-        refuse_unfit_functions(model, inputs, probe.outputs, first[1], own_loss, output_error)
+    few, own_loss = work and work.first_samples(NUM_SAMPLES), None if isinstance(loss, SampledTargets) else loss
+    kind, loss, output_error = loss_and_error(model, probe, given, few, loss, output_error, outputs)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))
     if may_miss and has_row_per_sample(inputs):
-        selection = selection.without(_unused(selection, probe, chosen_loss, first[1]), NOT_REACHED)
+        selection = selection.without(_unused(selection, probe, loss, targets), NOT_REACHED)
     bound_form = form_named(form or default_form(model, precision), precision)
     found, reasons = find(selection, parts, probe, bound_form, protected)
     signature = (leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor))
@@ -116,7 +95,7 @@ def prepare(
         form=bound_form,
         data=work,
         held_out=compared,
-        loss=chosen_loss,
+        loss=loss,
         output_error=output_error,
         execution=execution,
         skipped=selection.skipped | reasons,
@@ -146,19 +125,6 @@ def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None)
     if inputs is None or not has_row_per_sample(inputs):
         return None
     return tree_map_only(Tensor, lambda each: each.to("meta"), first_sample(inputs))
-
-
-def _kind(
-    model: nn.Module, outputs: str | Collection[str] | None, loss: Loss | None, first: tuple[Any, Any], probe: Probe
-) -> Any:
-    """How outputs are read: None, `classes`, `features`, or the names of features `(name, ...)`."""
-    if outputs not in (None, "classes", "features"):
-        return (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
-    inputs, targets = first
-    if outputs is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
-        outputs = output_kind(model, probe)  # labels say nothing about features
-        log.info("the outputs of %s are read as %s", type(model).__name__, outputs)
-    return outputs
 
 
 def _with_masks(inputs: Any) -> Any:
