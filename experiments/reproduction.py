@@ -24,29 +24,29 @@ def reproduce(config: DictConfig) -> None:
     console = Console()
     if config.workers is not None and config.workers < 1:
         raise ValueError(f"workers must be at least 1, or null for one per processor, got {config.workers}")
-    experiments = list(chosen_experiments(config))
-    if unknown := {experiment.figure for experiment in experiments} - {"", *DRAWINGS}:
+    chosen = list(chosen_experiments(config))
+    if unknown := {experiment.figure for experiment in chosen} - {"", *DRAWINGS}:
         raise ValueError(f"no figure is called {', '.join(unknown)}; there are {', '.join(DRAWINGS)}")
-    warn_of_misspelt_metrics(experiments)
+    warn_of_misspelt_metrics(chosen)
     folder = results_folder(config)
     gc.disable()  # cells stay: to look for garbage among them takes a fifth of the plan's time
     try:
-        tables = [cells_of(experiment) for experiment in experiments]
+        experiments = [cells_of(experiment) for experiment in chosen]  # each as its cells
         if config.plan:
-            return show_plan(experiments, tables, folder, console)
+            return show_plan(chosen, experiments, folder, console)
     finally:
         gc.enable()
     writable_folder(folder)
     if config.part is not None:
-        return run_alone(parts_of(tables), config, console)
+        return run_alone(parts_of(experiments), config, console)
     if HydraConfig.get().mode == RunMode.RUN and not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher"):
-        count = len(parts_of(tables))
+        count = len(parts_of(experiments))
         raise ValueError(f"hydra/launcher= runs parts of tables as jobs: add -m 'part=range({count})'")
-    console.print(f"{len(experiments)} tables and figures: first checking what they need")
-    cells = [*chain.from_iterable(tables)]
+    console.print(f"{len(chosen)} tables and figures: first checking what they need")
+    cells = [*chain.from_iterable(experiments)]
     look_first(config, cells, console)
-    done = finished(tables, config.workers or num_processors(), config.hardware.device)
-    for experiment, own in zip(experiments, done, strict=True):
+    done = finished(experiments, config.workers or num_processors(), config.hardware.device)
+    for experiment, own in zip(chosen, done, strict=True):
         show(experiment, own, folder, config, console)
     report_on_all(folder)
     console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}", soft_wrap=True, markup=False)

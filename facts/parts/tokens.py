@@ -56,7 +56,7 @@ UNKNOWN = (
 
 
 @dataclass(frozen=True)
-class TokenReduction(Part):
+class Merging(Part):
     """The tokens of a block; a rank is the number that it passes on, with the `protected` ones.
 
     Those are at the places `fixed`, from the end if negative, or at the front if there are none.
@@ -324,9 +324,9 @@ class TokensOfBlocks(Kind):
         for owner in outer:
             reasons.pop(f"{owner}.tokens", None)
         found = [part for part in found if not (part.shortens and part.owner in outer)]
-        chains, blocks = defaultdict[str, list[TokenReduction]](list), dict[str, TokenReduction]()
+        chains, blocks = defaultdict[str, list[Merging]](list), dict[str, Merging]()
         for part in found:
-            if isinstance(part, TokenReduction):
+            if isinstance(part, Merging):
                 chains[part.owner.rpartition(".")[0]].append(part)
         for chain in chains.values():
             names = tuple(each.name for each in chain)
@@ -336,7 +336,7 @@ class TokensOfBlocks(Kind):
         return [blocks.get(part.name) or _within(part, blocks.values()) for part in found]
 
 
-def _within(part: Part, blocks: Iterable[TokenReduction]) -> Part:
+def _within(part: Part, blocks: Iterable[Merging]) -> Part:
     """The same part, of whichever kind, with the stages that leave it tokens."""
     layer = (part.owner, *part.layers)[-1]
     block = next((each for each in blocks if layer.startswith(f"{each.owner}.")), None)
@@ -346,8 +346,8 @@ def _within(part: Part, blocks: Iterable[TokenReduction]) -> Part:
     return replace(part, stages=block.stages if is_before else (*block.stages, block.name), tokens=block.tokens)
 
 
-def _part(owner: str) -> TokenReduction:
-    return TokenReduction(f"{owner}.tokens", owner, (), (f"{owner}.tokens",), 0)
+def _part(owner: str) -> Merging:
+    return Merging(f"{owner}.tokens", owner, (), (f"{owner}.tokens",), 0)
 
 
 def _is_entry(model: nn.Module, owner: str) -> bool:
@@ -395,7 +395,7 @@ def _permutes(block: nn.Module, call: Call, fixed: tuple[int, ...]) -> bool:
     return are_same(_run(block, call, tokens)[:, order], _run(block, call, tokens[:, order]))
 
 
-def _inside(block: nn.Module, call: Call, part: TokenReduction) -> TokenReduction | None:
+def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
     """The same part with the place where tokens can be merged inside its block, if its modules look like that.
 
     It is the last normalisation before the last linear layer.
@@ -425,7 +425,7 @@ def _size_of(module: nn.Module) -> int | None:
 
 
 @_in_float64
-def _counts(block: nn.Module, call: Call, part: TokenReduction) -> bool:
+def _counts(block: nn.Module, call: Call, part: Merging) -> bool:
     """Whether one token of size 2 has the effect of two equal ones, also if the block merges them itself."""
     tokens = call[0][0]
     twice = torch.cat([tokens, tokens[:, -1:]], dim=1)

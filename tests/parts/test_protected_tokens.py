@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 import facts
-from facts.parts.tokens import TokenReduction
+from facts.parts.tokens import Merging
 from tests.parts.test_tokens import batches, spread, texts, vit
 
 
@@ -70,12 +70,12 @@ class Siamese(nn.Module):
 
 
 def test_two_calls_of_a_backbone_are_two_sequences(monkeypatch):
-    seen, slopes = set(), TokenReduction.slopes
+    seen, slopes = set(), Merging.slopes
 
     def noted(self, batch, decomposition):
         seen.add(tuple(batch.x.shape[1:]))
         return slopes(self, batch, decomposition)
 
-    monkeypatch.setattr(TokenReduction, "slopes", noted)
+    monkeypatch.setattr(Merging, "slopes", noted)
     result = facts.compress(spread(Siamese()), batches((2, 3, 64, 64)), parts="tokens", ratio=0.6)
     assert seen == {(16, 48)} and any(result.plan.values())
