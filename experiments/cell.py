@@ -58,7 +58,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class State(NamedTuple):
-    """What there is of a cell's result, and for a cell that failed or is blocked the reason."""
+    """State of a cell's result, with the reason if the cell failed or is blocked."""
 
     name: Literal["done", "failed", "to do", "blocked"]
     why: str = ""
@@ -91,7 +91,7 @@ class Cell:
         return self.record.status if self.record else "missing"
 
     def state(self) -> State:
-        """What `recall` has found, or a run since."""
+        """Return the state that `recall` found, or that of a run since."""
         if self.error:
             return State("failed", self.error)
         if self.record:
@@ -189,7 +189,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What it computes, in words: its network, method and ratio, and any later steps."""
+        """Name of the network, method and ratio, and of any later steps."""
         known = (ESTIMATORS, SEARCHES, PRUNERS)
         names: dict[type, str] = {kind: name for kinds in known for name, kind in kinds.items()}
         made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
@@ -208,7 +208,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What tells it from others without network and data, as in `latest_records`."""
+        """Key of the cell in `latest_records`, without reading network or data."""
         recipe = as_json(self.config.model[self.profile])
         task = self.config.task[self.profile]
         return key_of(self.identity, weights_of(recipe), json.loads(recipe), task.get("num_calibration"))

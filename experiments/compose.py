@@ -75,7 +75,7 @@ def say_what_takes_seconds() -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """What a command says of an error at its end."""
+    """Format an error in one line, with which a command ends."""
     return f"error: {in_a_line(error)} ({FULL}=1 shows where)"
 
 

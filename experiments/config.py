@@ -198,7 +198,7 @@ _built = lru_cache(maxsize=256)(build)
 
 
 def of_profile(config: DictConfig, group: str) -> Any:
-    """What a configuration chooses in a group, for its profile; None without a choice. Raises `ValueError`."""
+    """Return the choice of a group for the profile, or None. Raises `ValueError` if it has no settings for it."""
     node, profile = config[group], config.profile.name
     if not node:
         return None

@@ -1,4 +1,4 @@
-"""What configurations name: functions, `${at_home:${results}}`, and classes, `estimator=my_methods.Diagonal`."""
+"""Names in configurations: functions, `${at_home:${results}}`, and classes, `estimator=my_methods.Diagonal`."""
 
 import os
 from dataclasses import MISSING, fields, is_dataclass

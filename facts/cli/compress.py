@@ -115,7 +115,10 @@ def compress(
     result = rounded(result, stored, of_original)
     _save(result, out, elastic, stored)  # before the evaluation, which may fail
     again = f"facts evaluate {out} --data {evaluation_text or data}"
-    _evaluate(task, result, network, None if elastic else out, evaluate, execution.precision, again)
+    if evaluate:
+        _evaluate(task, result, network, None if elastic else out, execution.precision, again)
+    else:
+        print("not evaluated: --no-evaluate")
     warn_if_nothing_gained(result)
 
 
@@ -124,7 +127,6 @@ def _evaluate(
     result: "facts.CompressionResult",
     network: Any,
     out: Path | None,
-    evaluate: bool,
     precision: "torch.dtype",
     again: str,
 ) -> None:
@@ -132,7 +134,7 @@ def _evaluate(
     from facts.cli.inputs import compared, nothing_to_evaluate
     from facts.saving.save import write_metrics
 
-    if reason := nothing_to_evaluate(task) if evaluate else "--no-evaluate":
+    if reason := nothing_to_evaluate(task):
         print(f"not evaluated: {reason}")
         return
     try:

@@ -134,26 +134,26 @@ def default_parts(calibration: Iterable[Any] | None, budget: Budget, cost: CostN
     return "units" if (budget.costs or {cost}) == {"params"} else "units,tokens"
 
 
-def default_search(calibration: PreparedModel) -> Search:
+def default_search(prepared: PreparedModel) -> Search:
     """Choose the best search that needs at most one more data pass; without data, one that needs none."""
-    if calibration.data is None:
+    if prepared.data is None:
         return Uniform()
-    return CoRSFisher(labels="sampled" if calibration.draws_labels else "given")
+    return CoRSFisher(labels="sampled" if prepared.draws_labels else "given")
 
 
 def smallest_within(
-    error: float, calibration: PreparedModel, cost: CostName, compress_to: Callable[..., CompressionResult]
+    error: float, prepared: PreparedModel, cost: CostName, compress_to: Callable[..., CompressionResult]
 ) -> CompressionResult:
     """Find the smallest ratio, in hundredths, at which outputs are within `error` of the original's, by bisection.
 
     Raises `ValueError` without data, and if even the largest ratio exceeds the error.
     """
-    if calibration.data is None:
+    if prepared.data is None:
         raise ValueError("error compares outputs on calibration data: give some, or a ratio")
-    if calibration.held_out.first is None:
+    if prepared.held_out.first is None:
         raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
     scratch = ScratchFolder()  # one decomposition serves all ratios
-    cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
+    cached = prepared if prepared.cache else prepared.cached_in(scratch.path)
     *smaller, largest = HUNDREDTHS
     results: dict[int, CompressionResult] = {}
 

@@ -161,7 +161,7 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
     if sha256(path) != content.decompositions:
         raise ValueError(f"{path} is not the file that {ELASTIC} describes (different SHA-256): save or fetch it again")
     try:
-        prepared = _calibration(dense, content)
+        prepared = _prepared(dense, content)
         for name, part in prepared.parts.items():
             if max((rank or 1 for rank, _ in content.errors[name]), default=math.inf) > part.largest:
                 raise ValueError(f"{name} cannot have these ranks")
@@ -175,7 +175,7 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
     return AllocationProblem(prepared, PELA(), decompositions, {})  # no estimator is needed
 
 
-def _calibration(dense: CompressionResult, content: Elastic) -> PreparedModel:
+def _prepared(dense: CompressionResult, content: Elastic) -> PreparedModel:
     model, form = with_convolutions(dense.model, content.parts, content.errors), FORMS[content.form]
     precision, example = getattr(torch, content.precision), None
     found = []

@@ -62,7 +62,7 @@ def _own_recipe(model: nn.Module) -> Recipe | None:
 
 
 def published_settings(model: nn.Module) -> dict[str, Any]:
-    """What timm notes in a network as `pretrained_cfg`; nothing if that is another thing."""
+    """Return the `pretrained_cfg` that timm notes in a network; nothing if that is another thing."""
     settings = getattr(model, "pretrained_cfg", None)
     return settings if isinstance(settings, dict) else {}
 

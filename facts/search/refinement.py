@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, permutations
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -114,16 +115,16 @@ class _Moves:
 
     def promising(self, counts: Counts, step: int, gains: Mapping[tuple[str, int], float]) -> Iterator[Counts]:
         """The pairs with the largest gains, each alone, and then the first ones of different blocks together."""
-        found: dict[tuple[int, ...], tuple[float, tuple[str, str]]] = {}
-        for cheaper, dearer in permutations(self.parts, 2):
-            if (cheaper, -1) in gains and (dearer, 1) in gains and (both := self.moved(counts, cheaper, dearer, step)):
+        found: dict[tuple[int, ...], tuple[float, tuple[str, str], Counts]] = {}
+        for pair in permutations(self.parts, 2):
+            cheaper, dearer = pair
+            if (cheaper, -1) in gains and (dearer, 1) in gains and (both := self.moved(counts, *pair, step)):
                 gain = gains[cheaper, -1] + gains[dearer, 1] * (both[dearer] - counts[dearer]) / step
-                if both != counts:
-                    found.setdefault(tuple(both.values()), (gain, (cheaper, dearer)))
-        pairs = [pair for _, pair in sorted(found.values(), reverse=True)]
-        seen = [counts, *(self.moved(counts, *pair, step) or counts for pair in pairs[:NUM_ALONE])]
+                found.setdefault(tuple(both.values()), (gain, pair, both))
+        pairs = sorted((each for each in found.values() if each[2] != counts), key=itemgetter(0, 1), reverse=True)
+        seen = [counts, *(both for _, _, both in pairs[:NUM_ALONE])]
         together, free = counts, {*self.parts}
-        for pair in pairs:
+        for _, pair, _ in pairs:
             if free.issuperset(pair) and len(seen) <= NUM_ALONE + NUM_TOGETHER:
                 free -= {*pair}
                 together = self.moved(together, *pair, step) or together

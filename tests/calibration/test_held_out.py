@@ -140,7 +140,7 @@ def test_orders_and_random_transforms_are_the_same_in_every_pass(options):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_every_pass_through_persistent_workers_has_the_same_order(shuffle):
+def test_every_pass_through_workers_has_the_same_order(shuffle):
     data = TensorDataset(torch.arange(16), torch.zeros(16))
     loader = DataLoader(data, 4, shuffle=shuffle, num_workers=1, persistent_workers=True)
     batches = Data.of(loader, nn.Identity())

@@ -178,7 +178,7 @@ class Words(nn.Module):
 
 
 def test_texts_of_other_forms_are_read():
-    """Of the second batch, nothing shows which tokens do not come from the data."""
+    """The second batch does not show which tokens come from the data."""
     words = torch.arange(16).reshape(2, 8)
     data = [{"input_ids": words[:1]}, {"input_ids": words, "token_type_ids": 0 * words}]
     assert facts.prepare(Words().eval(), data, outputs="features").parts

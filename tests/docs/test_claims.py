@@ -1,4 +1,4 @@
-"""What the pages say about measurements: each claim is a sentence of a page, and a condition on the records."""
+"""Claims of the pages about measurements: each is a sentence of a page, and a condition on the records."""
 
 import re
 from collections.abc import Callable

@@ -142,7 +142,7 @@ def test_steps_have_standard_errors_and_a_colour_for_each_of_many_methods():
 
 @pytest.mark.parametrize(("worst", "bottom"), [(10, 170 - 8 * 5), (160, None)])
 def test_an_axis_ends_where_a_method_loses_many_times_what_most_lose(worst, bottom):
-    """Of 200 images the original has 170 right and most methods 165."""
+    """The original has 170 of 200 images right, and most methods 165."""
     records = {"Dense": judged(170, 0)} | {f"method {number}": judged(165, 0) for number in range(3)}
     records["worst"] = judged(worst, 0)
     for number, record in enumerate(records.values()):

@@ -1,4 +1,4 @@
-"""What is read off a network's modules."""
+"""Properties that are read off a network's modules."""
 
 import pytest
 from torch import nn

@@ -1,4 +1,4 @@
-"""What the hub answers, in a line."""
+"""Answers of the hub, in a line."""
 
 from unittest.mock import Mock
 
