@@ -13,22 +13,25 @@ from torch import Tensor
 
 SINGLE_PASS = 0.2  # largest share of the tokens that one pass merges; larger ones take two
 LATE = 1e14  # factor on increases that are merged after those of all reciprocal pairs
+LAST = LATE**2  # in place of the increase of the token that stays of such a pair
 
 
 class Choice(NamedTuple):
     """Which of n tokens go into which of m: `places [N, n]`, and one that each comes from, `kept [N, m]`.
 
-    `shares [N, m, n]` are the weights of means, and `sizes [N, m]` the numbers of originals.
+    `members [N, m, n]` are the weights of those that go there.
     """
 
     places: Tensor
     kept: Tensor
-    shares: Tensor
-    sizes: Tensor
+    members: Tensor
 
-    def merged(self, x: Tensor) -> Tensor:
-        """Weighted means `[N, m, D]` of tokens."""
-        return self.shares.to(x.dtype) @ x
+    def merged(self, x: Tensor, per_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted means `[N, m, D]` of tokens, and their sizes `[N, m]` in originals, `per_weight` one of weight."""
+        one = constant(torch.ones, 1, x.device).expand(*x.shape[:2], 1)
+        columns = torch.cat([x, one, per_weight[..., None]], dim=-1)  # in one product, since each is a kernel
+        sums = self.members.to(columns.dtype) @ columns
+        return (sums[..., :-2] / sums[..., -2:-1]).to(x.dtype), sums[..., -1].detach().float()
 
 
 def schedule(number: int, excess: int) -> list[int]:
@@ -46,40 +49,35 @@ def by_ward(
     that are each other's nearest merge first, the cheapest first, then the cheapest others with the nearest that stays;
     at equal costs, in the order of tokens. Each pass goes on with weighted means. The fixed tokens end up last.
     """
-    order, device = constant(torch.arange, features.shape[1], features.device), features.device
-    weights, inverse = sizes / per_weight, per_weight / sizes
-    one = constant(torch.ones, 1, device).expand(*sizes.shape, 1)
-    base = torch.cat([features, one, per_weight[..., None]], dim=-1)
-    means, apart = base[..., :-1], constant(_apart, features.shape[1], fixed, device)
-    places = kept = None
-    for number, leaving in enumerate(passes):
-        step, stay = _pass(means, inverse, leaving, apart, order[: means.shape[1]])
+    order = constant(torch.arange, features.shape[1], features.device)
+    means, inverse = features, (all_inverse := per_weight / sizes)
+    places = kept = members = None
+    for leaving in passes:
+        if members is not None:
+            columns = torch.cat([features, constant(torch.ones, 1, features.device).expand(*sizes.shape, 1)], dim=-1)
+            sums = members @ columns
+            inverse = sums[..., -1].reciprocal()
+            means = sums[..., :-1] * inverse[..., None]
+            fixed = tuple(range(means.shape[1] - len(fixed), means.shape[1]))
+        step, stay = _pass(means, inverse, leaving, fixed, order[: means.shape[1]])
         places = step if places is None else step.gather(1, places)
         kept = stay if kept is None else kept.gather(1, stay)
-        members = (places[:, None] == order[: stay.shape[1], None]) * weights[:, None]
-        sums = members @ base
-        if number < len(passes) - 1:
-            inverse = sums[..., -2].reciprocal()
-            means = sums[..., :-1] * inverse[..., None]
-            apart = constant(_apart, stay.shape[1], tuple(range(stay.shape[1]))[stay.shape[1] - len(fixed) :], device)
-    assert places is not None and kept is not None
-    return Choice(places, kept, members / sums[..., -2, None], sums[..., -1])
+        members = (places[:, None] == order[: stay.shape[1], None]) / all_inverse[:, None]
+    assert places is not None and kept is not None and members is not None
+    return Choice(places, kept, members)
 
 
-def _pass(means: Tensor, inverse: Tensor, leaving: int, apart: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Let `leaving` tokens go into others; return the new places `[N, n]`, and those that stay `[N, n - leaving]`.
-
-    The last of the `means [N, n, k + 1]` is one, so that no square is zero, and `apart` makes increases infinite.
-    """
+def _pass(means: Tensor, inverse: Tensor, leaving: int, fixed: tuple[int, ...], order: Tensor) -> tuple[Tensor, Tensor]:
+    """Let `leaving` tokens go into others; return the new places `[N, n]`, and those that stay `[N, n - leaving]`."""
     products = means @ means.mT
     squares = products.diagonal(dim1=1, dim2=2)
-    gaps = torch.addcmul(squares[:, :, None], squares[:, None], apart).sub_(products, alpha=2)
-    increases = gaps.div_(inverse[:, :, None] + inverse[:, None])
+    gaps = (squares[:, :, None] + squares[:, None]).sub_(products, alpha=2)
+    apart = constant(_apart, means.shape[1], fixed, means.device)
+    increases = torch.addcdiv(apart, gaps, inverse[:, :, None] + inverse[:, None])
     least, nearest = increases.min(dim=-1)  # the first of equal ones
-    reciprocal = nearest.gather(1, nearest) == order
-    late = torch.add(LATE * least, reciprocal, alpha=LATE**2)  # at last the other one of a reciprocal pair
-    ranked = torch.where(reciprocal & (nearest < order), least, late).sort(dim=-1, stable=True).indices
-    stay = ranked[:, leaving:]
+    of_pair = least.masked_fill(nearest > order, LAST)
+    late = torch.where(nearest.gather(1, nearest) == order, of_pair, LATE * least)
+    stay = late.sort(dim=-1, stable=True).indices[:, leaving:]
     nearest = increases.gather(2, stay[:, None].expand(-1, means.shape[1], -1)).argmin(dim=-1)
     return nearest.scatter(1, stay, order[: stay.shape[1]].expand_as(stay)), stay
 
@@ -105,8 +103,7 @@ def as_published(keys: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...
         step = step.scatter(1, left, step.gather(1, into))
         places, kept = step.gather(1, places), kept.gather(1, stay)
         members = (places[:, None] == constant(torch.arange, kept.shape[1], keys.device)[:, None]) * sizes[:, None]
-    totals = members.sum(dim=-1)
-    return Choice(places, kept, members / totals[..., None], totals)
+    return Choice(places, kept, members)
 
 
 def constant(make: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -121,8 +118,8 @@ def _kept(make: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def _apart(number: int, fixed: tuple[int, ...], device: torch.device) -> Tensor:
-    """Factors `[n, n]`: infinite between a token and itself, and between a fixed token and any other, else one."""
-    factors = torch.eye(number, device=device)
+    """What is added to increases `[n, n]`: infinity for a token and itself, and for a fixed one and any other."""
+    added = torch.zeros(number, number, device=device).fill_diagonal_(torch.inf)
     for place in fixed:
-        factors[place] = factors[:, place] = 1
-    return torch.where(factors > 0, torch.inf, 1.0)
+        added[place] = added[:, place] = torch.inf
+    return added

@@ -132,29 +132,33 @@ class Merge(nn.Module):
         fixed = tuple(sorted(place % num_all for place in self.fixed)) if clusters is None else last
         with torch.no_grad(), without_autocast(x.device):
             sizes = constant(torch.ones, 1, x.device).expand(x.shape[:2]) if clusters is None else clusters.sizes
-            choice = self._choice(x, sizes, number, fixed, call)
+            choice, per_weight = self._choice(x, sizes, number, fixed, call)
             starts = constant(torch.arange, x.shape[0], x.device)[:, None]
             places = choice.places.add(starts, alpha=number)
             if clusters is None:
                 rows = choice.kept.add(starts, alpha=num_all)
             else:
                 rows, places = clusters.rows.gather(1, choice.kept), places.flatten()[clusters.places]
-            merged = Clusters(choice.sizes, choice.sizes.log()[:, None, None], rows, places)
         with without_autocast(x.device):
-            return choice.merged(x), merged
+            x, sizes = choice.merged(x, per_weight)
+        return x, Clusters(sizes, sizes.log()[:, None, None], rows, places)
 
-    def _choice(self, x: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...], call: "BlockCall") -> Choice:
+    def _choice(
+        self, x: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...], call: "BlockCall"
+    ) -> tuple[Choice, Tensor]:
+        """Choose which tokens merge, and return how many originals weigh as much as one `[N, n]`."""
         if not len(self.directions):
             if call.key is None:
                 raise ValueError(
                     "the keys of this attention are not seen, since it does not call scaled_dot_product_attention or "
                     "is after the merging: take an estimator of both sides, such as facts"
                 )
-            return as_published(call.key.float().mean(dim=1), sizes, number, fixed)
+            return as_published(call.key.float().mean(dim=1), sizes, number, fixed), torch.ones_like(sizes)
         x = x.float() if x.dtype == torch.float16 else x  # whose range is small
         features = F.linear(x, self.directions.to(x.dtype)).float()
         per_weight = call.originals_per_weight(sizes, fixed)
-        return by_ward(features, sizes, per_weight, schedule(x.shape[1] - len(fixed), x.shape[1] - number), fixed)
+        passes = schedule(x.shape[1] - len(fixed), x.shape[1] - number)
+        return by_ward(features, sizes, per_weight, passes, fixed), per_weight
 
     def number(self, num_all: int) -> int:
         """How many of the `num_all` tokens of an input remain."""
@@ -196,7 +200,7 @@ class BlockCall(TorchFunctionMode):
             query, key, value, *others = args
             if query.shape == key.shape:
                 scale = kwargs.get("scale") or query.shape[-1] ** -0.5
-                self.key, self.scores = key, lambda: (query * scale) @ key.transpose(-1, -2)
+                self.key, self.scores = key, lambda: _scores(query, key, scale)
             mask = others.pop(0) if others else kwargs.pop("attn_mask", None)
             if mask is not None and mask.shape[-1] not in (1, key.shape[-2]):
                 raise ValueError(NO_MASKS)
@@ -228,6 +232,13 @@ class BlockCall(TorchFunctionMode):
         if of_fixed.shape[1] > len(fixed):  # at both ends, or between
             of_fixed = attention.index_select(1, constant(torch.tensor, fixed, sizes.device))
         return (received * (of_fixed.mean(dim=1) if len(fixed) > 1 else of_fixed[:, 0])) ** -ATTENTION
+
+
+def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Scaled scores of attention `[N, heads, n, n]`, in one product."""
+    zero = constant(torch.zeros, 1, query.device).to(query.dtype)
+    products = torch.baddbmm(zero, query.flatten(0, 1), key.flatten(0, 1).mT, beta=0, alpha=scale)
+    return products.unflatten(0, query.shape[:2])
 
 
 class TokenStream(LowRankLayer):

@@ -154,7 +154,7 @@ class Merging(Part):
         levels = [count, *range(count - step, 1, -step), 1]
         for before, number in pairwise(levels):
             choice = by_ward(features, sizes, ones[:, :before], [before - number])
-            features, sizes, places = choice.merged(features), choice.sizes, choice.places.gather(1, places)
+            (features, sizes), places = choice.merged(features, ones[:, :before]), choice.places.gather(1, places)
             together = torch.where(places[:, :, None] == places[:, None], moves, 0).sum(dim=2)
             losses.append((together / sizes.gather(1, places)).sum(dim=1))
         loss = torch.stack(losses, dim=1)  # [N, levels], from all tokens to one
@@ -204,7 +204,7 @@ class _MergedStream(TokenStream):
         fixed = tuple(sorted({*range(x.shape[1])} - {*self.free}))
         sizes, features = torch.ones_like(x[..., 0]).float(), F.linear(x.float(), self.directions.to(x.device))
         choice = by_ward(features, sizes, sizes, schedule(len(self.free), x.shape[1] - self.number), fixed)
-        return choice.merged(x).take_along_dim(choice.places[..., None], dim=1)
+        return choice.merged(x, sizes)[0].take_along_dim(choice.places[..., None], dim=1)
 
 
 def set_tokens(model: nn.Module, counts: Mapping[str, int]) -> None:

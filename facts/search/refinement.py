@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, permutations
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -42,13 +41,12 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
     counts, step = _effective(chain, everything), max(1, chain[0].tokens // STEPS)
     moves = _Moves(problem, chain, plan, max(most, _num_merges(chain, counts)))
     for _ in with_progress(range(NUM_ROUNDS), "refinement"):
-        single = {
-            (part.name, sign): moves.changed(counts, part.name, sign * step) for part in chain for sign in (-1, 1)
-        }
-        single = {key: changed for key, changed in single.items() if changed != counts}
+        pairs = moves.pairs(counts, step)
+        used = {change for cheaper, dearer in pairs for change in ((cheaper, -1), (dearer, 1))}
+        single = {(name, sign): moves.changed(counts, name, sign * step) for name, sign in sorted(used)}
         first, *errors = _measured(problem, network, chain, [counts, *single.values()], _first(samples))
         gains = {key: first - error for key, error in zip(single, errors, strict=True)}
-        variants = list(moves.promising(counts, step, gains))
+        variants = list(moves.promising(counts, step, pairs, gains))
         best, *errors = _measured(problem, network, chain, [counts, *variants], samples)
         if errors and min(errors) < best:
             counts = variants[errors.index(min(errors))]
@@ -113,18 +111,32 @@ class _Moves:
                 return both
         return None
 
-    def promising(self, counts: Counts, step: int, gains: Mapping[tuple[str, int], float]) -> Iterator[Counts]:
-        """The pairs with the largest gains, each alone, and then the first ones of different blocks together."""
-        found: dict[tuple[int, ...], tuple[float, tuple[str, str], Counts]] = {}
+    def pairs(self, counts: Counts, step: int) -> dict[tuple[str, str], Counts]:
+        """What each pair of blocks, the first with fewer tokens and the second with more, makes of the counts."""
+        found: dict[tuple[int, ...], tuple[str, str]] = {}
         for pair in permutations(self.parts, 2):
+            alone = [self.changed(counts, name, by) for name, by in zip(pair, (-step, step), strict=True)]
+            if counts not in alone and (both := self.moved(counts, *pair, step)) and both != counts:
+                found.setdefault(tuple(both.values()), pair)
+        return {pair: dict(zip(self.parts, both, strict=True)) for both, pair in found.items()}
+
+    def promising(
+        self,
+        counts: Counts,
+        step: int,
+        pairs: Mapping[tuple[str, str], Counts],
+        gains: Mapping[tuple[str, int], float],
+    ) -> Iterator[Counts]:
+        """The pairs with the largest gains, each alone, and then the first ones of different blocks together."""
+
+        def gain(pair: tuple[str, str]) -> float:
             cheaper, dearer = pair
-            if (cheaper, -1) in gains and (dearer, 1) in gains and (both := self.moved(counts, *pair, step)):
-                gain = gains[cheaper, -1] + gains[dearer, 1] * (both[dearer] - counts[dearer]) / step
-                found.setdefault(tuple(both.values()), (gain, pair, both))
-        pairs = sorted((each for each in found.values() if each[2] != counts), key=itemgetter(0, 1), reverse=True)
-        seen = [counts, *(both for _, _, both in pairs[:NUM_ALONE])]
+            return gains[cheaper, -1] + gains[dearer, 1] * (pairs[pair][dearer] - counts[dearer]) / step
+
+        best = sorted(pairs, key=gain, reverse=True)
+        seen = [counts, *(pairs[pair] for pair in best[:NUM_ALONE])]
         together, free = counts, {*self.parts}
-        for _, pair, _ in pairs:
+        for pair in best:
             if free.issuperset(pair) and len(seen) <= NUM_ALONE + NUM_TOGETHER:
                 free -= {*pair}
                 together = self.moved(together, *pair, step) or together

@@ -225,7 +225,7 @@ def test_slopes_are_the_gradients_times_the_moves(prepared):
     features, ones = x @ decomposition.right.float().mT, torch.ones(5, len(x[0]))
     for number in range(1, len(x[0])):
         found = by_ward(features, ones, ones, [1] * number)
-        moved = found.merged(x).take_along_dim(found.places[..., None], dim=1) - x
+        moved = found.merged(x, ones)[0].take_along_dim(found.places[..., None], dim=1) - x
         expected = (g * moved).sum(dim=(1, 2))
         assert torch.allclose(lost[:, part.protected + len(x[0]) - number], expected, atol=1e-4)
 

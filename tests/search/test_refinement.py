@@ -59,7 +59,8 @@ def test_the_most_promising_pairs_are_measured_alone_and_together(problem):
     plan = dict(counts)
     moves = _Moves(replace(problem, bounds={"flops": problem.spent(plan)[0] / problem.dense[0]}), chain, plan, 4)
     gains = {(names[0], -1): -1.0, (names[1], 1): 3.0, (names[2], -1): -0.5, (names[3], 1): 2.0}
-    alone, second, *together = moves.promising(counts, 1, gains)
+    pairs = {pair: both for pair, both in moves.pairs(counts, 1).items() if {(pair[0], -1), (pair[1], 1)} <= {*gains}}
+    alone, second, *together = moves.promising(counts, 1, pairs, gains)
     assert alone == counts | {names[1]: 13, names[2]: 7} and second[names[1]] == 13 and second[names[0]] == 13
     assert together == [counts | {names[1]: 13, names[2]: 7, names[0]: 13, names[3]: 7}]
     assert all(moves.problem.fits(each) for each in (alone, second, *together))
