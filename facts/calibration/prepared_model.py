@@ -120,9 +120,7 @@ class PreparedModel:
 
     def saved_flops(self, plan: Plan) -> int:
         """FLOPs for one sample that a plan saves in its parts."""
-        return sum(
-            self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items()
-        )
+        return sum(self.parts[name].flops(None, {}) - self.parts[name].flops(rank, plan) for name, rank in plan.items())
 
     @property
     def layers(self) -> dict[str, nn.Linear]:

@@ -78,6 +78,9 @@ def checked_problem(
     table = prepared.latency_table(prepared.execution.timing.num_turns)
     bounds = budget.bounds(prepared, table)
     estimator = prepared.resolve_defaults(estimator)
+    parts = {name: part.weighed_by(estimator) for name, part in prepared.parts.items()}
+    if parts != prepared.parts:
+        prepared = replace(prepared, parts=parts)
     problem = AllocationProblem(prepared, estimator, {}, bounds, latency=table, sensitivity=few)
     _refuse_unfit_for_tokens(problem, search)
     least = {name: rank if (rank := search.least(p)) <= p.full_rank else None for name, p in problem.parts.items()}

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.cost.probe import Call
 from facts.cost.timing import measured_ranks
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import KroneckerFactors
+from facts.estimators.base import Estimator, KroneckerFactors
 from facts.modules.forms import Form
 from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear
@@ -118,6 +118,10 @@ class Part(ABC):
     def remaining(self, plan: Mapping[str, int | None]) -> int:
         """The number of tokens that the parts before it leave."""
         return next((left for stage in reversed(self.stages) if (left := plan.get(stage))), self.tokens)
+
+    def weighed_by(self, estimator: Estimator) -> Self:
+        """The same part, without what it would compute by factors that the estimator lacks."""
+        return self
 
     @property
     def alike(self) -> Any:

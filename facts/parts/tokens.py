@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import KroneckerFactors
+from facts.estimators.base import Estimator, KroneckerFactors, TwoSidedEstimator
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.merging import by_ward, schedule
 from facts.modules.networks import evaluating, hooked
@@ -116,6 +116,9 @@ class Merging(Part):
         going_on = entering if rank is None else min(rank, entering)
         metric = entering * self.num_directions * self.size if going_on < entering else 0
         return 2 * (self.before * entering + self.dense * going_on + metric)
+
+    def weighed_by(self, estimator: Estimator) -> Self:
+        return self if isinstance(estimator, TwoSidedEstimator) else replace(self, num_directions=0)
 
     def with_layers_of(self, model: nn.Module) -> Self:
         """The same part with the weights of all linear layers in its block."""

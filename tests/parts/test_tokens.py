@@ -127,6 +127,9 @@ def test_without_a_metric_it_is_token_merging_as_published(tmp_path):
     result = facts.compress(prepared, estimator="pela", search="uniform", ratio=0.7)
     counts = [*result.plan.values()]
     assert counts[0] > counts[1] > counts[2]
+    saved = result.summary.before.flops - result.summary.after.flops
+    planned = result.problem.prepared.saved_flops(result.plan)  # without a metric, and without activations
+    assert planned < saved < 1.02 * planned
     for image in data[0][0][:3]:
         assert torch.allclose(result.model(image[None]), as_published(model, image[None], counts), atol=1e-6)
     facts.save_compressed(result, tmp_path / "saved")
