@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import facts
 from facts.calibration.data import Data, num_held_out
 from facts.calibration.outputs import distance
-from facts.moments.losses import kl_divergence, squared_error
+from facts.moments.losses import binary_kl_divergence, kl_divergence, squared_error
 from tests.networks import UNIFORM, image_batches, make_model, same_weights
+from tests.toys import Net
 
 SIZES = [16] * 10
 
@@ -43,14 +44,6 @@ def test_a_tenth_but_at_least_32_and_no_more_than_a_quarter(num_samples, expecte
         assert sorted([*rest.tolist(), *held_out.tolist()]) == numbers.tolist()
         assert abs(len(held_out) - expected) <= 2  # the last batch may be smaller
         assert len({*held_out.diff().tolist()}) <= 2  # evenly spread
-
-
-def test_each_process_finds_the_same_samples():
-    whole = parts(image_batches([4, 4, 4, 3]))
-    for part in whole:
-        shares = [list(part[rank::2]) for rank in range(2)]
-        alone = [images.sum().item() for images, _ in part]
-        assert sorted(alone) == sorted(images.sum().item() for share in shares for images, _ in share)
 
 
 class Counted(TensorDataset):
@@ -130,39 +123,20 @@ class Augmented(Dataset):
         return torch.rand(3), number
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "generator": torch.Generator()}, {"num_workers": 1}])
-def test_orders_and_random_transforms_are_the_same_in_every_pass(options):
-    loader = DataLoader(Augmented(), 16, **options)
-    first, second = (list(part) for part in parts(loader)), (list(part) for part in parts(loader))
-    for batches, others in zip(first, second, strict=True):
-        for batch, other in zip(batches, others, strict=True):
-            assert batch[0].equal(other[0]) and batch[1].equal(other[1])
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_pass_through_workers_has_the_same_order(shuffle):
-    data = TensorDataset(torch.arange(16), torch.zeros(16))
-    loader = DataLoader(data, 4, shuffle=shuffle, num_workers=1, persistent_workers=True)
-    batches = Data.of(loader, nn.Identity())
-    alone = Data.of(DataLoader(data, 4, shuffle=shuffle), nn.Identity())
-    passes = [torch.cat([inputs for inputs, _ in each]).tolist() for each in (batches, batches, alone)]
-    assert passes[0] == passes[1] == passes[2]
-
-
-class Given(nn.Module):
-    """Given outputs, by the index of each sample."""
-
-    def __init__(self, outputs):
-        super().__init__()
-        self.outputs = nn.Parameter(outputs)
-
-    def forward(self, indices):
-        return self.outputs[indices]
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize("order", [{}, {"shuffle": True}, {"shuffle": True, "generator": torch.Generator()}])
+def test_orders_and_random_transforms_are_the_same_in_every_pass(order, workers):
+    loader, alone = DataLoader(Augmented(), 16, **order, **workers), DataLoader(Augmented(), 16, **order)
+    first, again, others = ([*parts(each)[0]] for each in (loader, loader, alone))
+    for batch, same, other in zip(first, again, others, strict=True):
+        assert batch[0].equal(same[0]) and batch[1].equal(same[1]) and batch[1].equal(other[1])
 
 
 def compare(original, changed, error, sizes=(5, 1, 6)):
+    """The distance of networks with given outputs, by the index of each sample."""
     indices = [(part, None) for part in torch.arange(sum(sizes)).split(list(sizes))]
-    return distance(Given(original), Given(changed), indices, error, torch.float32)
+    networks = (Net(lambda net, index: net.outputs[index], outputs=nn.Parameter(each)) for each in (original, changed))
+    return distance(*networks, indices, error, torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(12, 5), (12, 3, 5)])
@@ -186,6 +160,8 @@ def test_outputs_that_do_not_depend_on_the_input_lose_everything():
     constant = original.softmax(dim=1).mean(dim=0).log().expand(12, 5)
     assert compare(original, constant, kl_divergence).share == pytest.approx(1)
     assert compare(original, original, kl_divergence).share == pytest.approx(0)
+    chances = original.sigmoid().mean(dim=0).logit().expand(12, 5)
+    assert compare(original, chances, binary_kl_divergence).share == pytest.approx(1)
     assert compare(original, 0 * original, squared_error).share == 1
     original[:3] = 0
     assert compare(original, 2 * original, squared_error).mean == 9 / 12
