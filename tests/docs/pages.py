@@ -38,9 +38,8 @@ def marked(section: str, kind: str) -> str:
 def run(command: str, folder: Path, **environment: str) -> str:
     """Run a command in a shell in which `python` is this one, and return what it prints."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env={**os.environ, "PATH": path, **environment}, capture_output=True, text=True
-    )
+    own = {"shell": True, "cwd": folder, "env": {**os.environ, "PATH": path, **environment}}
+    done = subprocess.run(command, capture_output=True, text=True, **own)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
