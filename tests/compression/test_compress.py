@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from facts.estimators import ASVD, FACTS, GFWSVD
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.search import Uniform
-from tests.calibration.test_held_out import Counted
 from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make_model, relative_error, same_weights
 from tests.refusals import refused, refuses
 from tests.toys import Net, linears
@@ -73,6 +73,8 @@ class TestResult:
         result = facts.compress(model, batches, ratio=0.8, execution=facts.Execution(torch.bfloat16))
         assert {parameter.dtype for parameter in result.model.parameters()} == {torch.float32}
         assert 0 < relative_error(result.model(images), exact) < 0.05
+        half = facts.compress(make_model(torch.bfloat16), estimator="pela", ratio=0.6)
+        assert result.summary.method.form == half.summary.method.form == "plain"
 
     def test_a_callers_autocast_changes_nothing(self):
         """Neither the pass nor the choice of pivots."""
@@ -107,11 +109,6 @@ class TestDefaults:
     def test_a_search_draws_labels_unless_the_loss_takes_those_given(self, model, batches, loss, labels):
         result = facts.compress(model, batches, loss=loss, ratio=0.6)
         assert f"labels='{labels}'" in result.summary.method.search
-
-    def test_plain_layers_in_half_precision(self, model, batches):
-        half = facts.compress(model, batches, ratio=0.6, execution=facts.Execution(torch.bfloat16))
-        assert half.summary.method.form == "plain"
-        assert facts.compress(make_model(torch.bfloat16), estimator="pela", ratio=0.6).summary.method.form == "plain"
 
 
 def only_first(**options):
@@ -208,9 +205,20 @@ def test_a_generous_latency_beside_another_bound_changes_nothing(model, batches)
     assert plans[0] == plans[1]
 
 
+class Counted(TensorDataset):
+    """Counts the samples that are read."""
+
+    num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
 def test_data_are_read_about_once():
+    """Of samples that are held out, no other one is read."""
     data = Counted(torch.rand(3000, 3, 8, 8, dtype=torch.float64), torch.arange(3000) % 4)
-    facts.compress(make_model(), data, ratio=0.8)
+    facts.compress(make_model(), DataLoader(data, 64, shuffle=True), ratio=0.8)
     assert len(data) < data.num_read < 1.4 * len(data)
 
 

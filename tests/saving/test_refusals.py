@@ -167,17 +167,29 @@ CLASSIFIER = {
     "model_type": (put("timm_wrapper", *CONFIGURATION, "model_type"), r"timm network within transformers"),
     "id2label": (put(dict.fromkeys(range(70_000), "a"), *CONFIGURATION, "id2label"), "too many for any network"),
 }
+UNITS = {
+    f"{name} {rank}": (put(rank, "plan", name), rf"'{name}' {fault}")
+    for name, rank, fault in (
+        ("blocks.0.attn.scores", 17, "has ranks up to 16, not 17"),
+        ("blocks.0.attn.outputs", 17, "has ranks up to 16, not 17"),
+        ("blocks.0.mlp", 193, "has ranks up to 192, not 193"),
+        ("blocks.2.attn.scores", 1, "is missing"),
+        ("blocks.0.mlp.scores", 1, "is missing"),
+        ("blocks.0.attn", 1, "is missing, or no part to compress"),
+    )
+} | {"other widths": (put(3, "plan", "blocks.0.mlp"), "tensors differ")}
+FOLDERS = {"vit": ATTACKS, "classifier": CLASSIFIER, "units": UNITS}
 
 
-@pytest.mark.parametrize("attack", ATTACKS | CLASSIFIER)
-def test_a_folder(attack, originals, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("original", "attack"), [(name, each) for name, own in FOLDERS.items() for each in own])
+def test_a_folder(original, attack, originals, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("facts.saving.load.convert", lambda *_: pytest.fail("it was built"))
     for recipe in (CausalLM, OpenMMLabModel):
         monkeypatch.setattr(recipe, "architecture", lambda self: pytest.fail("it was built"))
     (tmp_path / "secret").write_text("mine")
-    change, message = (ATTACKS | CLASSIFIER)[attack]
-    folder = shutil.copytree(originals["classifier" if attack in CLASSIFIER else "vit"], tmp_path / "saved")
+    change, message = FOLDERS[original][attack]
+    folder = shutil.copytree(originals[original], tmp_path / "saved")
     change(folder)
     refuses(message, facts.load_compressed, folder, raised=(ValueError, OSError))
     assert not (tmp_path / "it_ran").exists()
