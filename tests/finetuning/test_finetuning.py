@@ -21,7 +21,7 @@ from facts.finetuning.training import State, plain_factors
 from facts.modules.forms import FORMS
 from facts.moments.losses import kl_divergence, summed_cross_entropy
 from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe
-from tests.networks import image_batches, make_model, make_vit, relative_error, same_weights
+from tests.networks import image_batches, make_model, make_sharing, make_vit, relative_error, same_weights
 from tests.refusals import refused, refuses
 
 
@@ -187,6 +187,22 @@ BATCHES = image_batches([8] * 4, shape=(3, 16, 16))
 
 def compressed(model, **options):
     return facts.compress(model, estimator="pela", search="uniform", ratio=0.5, **options)
+
+
+NESTED = nn.ModuleList([nn.Sequential(nn.Sequential(nn.Linear(20, 20)), nn.Linear(20, 20)), nn.Linear(20, 20)])
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "expected"),
+    [
+        (make_vit(), ["blocks.1.mlp.fc1", "head"], ["blocks.1"]),
+        (make_sharing(), ["stem"], ["blocks.0", "blocks.1", "blocks.2"]),  # they share it
+        (NESTED, ["0.0.0"], ["0.0"]),
+        (NESTED, ["0.0.0", "0.1"], ["0"]),  # without the one within it
+    ],
+)
+def test_blocks_of_layers(model, layers, expected):
+    assert compressed_blocks(compressed(model, layers=layers, cost="params").model, model) == expected
 
 
 def test_blocks_are_those_with_low_rank_or_narrower_layers():

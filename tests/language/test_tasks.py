@@ -181,8 +181,8 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(t
         refuses(r"Connect the machine .* or give the text as a file", look, raised=ConnectionError)
     with pytest.raises(ValueError, match="hub:OWNER/DATASET/CONFIGURATION/SPLIT, got 'hub:wikitext'"):
         replace(corpus, evaluation_text="hub:wikitext").text("evaluation")
-    unknown, missing = CausalLM(tag="nobody/nothing", weights="random"), "of nobody/nothing could not be fetched"
-    refuses(f"configuration {missing}", unknown.build, raised=FileNotFoundError)
+    message = "configuration of nobody/nothing could not be fetched"
+    refuses(message, CausalLM(tag="nobody/nothing", weights="random").build, raised=FileNotFoundError)
     (tmp_path / "text").write_text("a text")
     files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
     refuses("or benchmark_names", Corpus(**files, benchmark_names=("piqa",)).inspect, raised=ConnectionError)
