@@ -65,19 +65,15 @@ def test_so_is_a_later_batch_of_any_data(use, model):
         refuses(r"EveryShape cannot read .* of float32 \[\d, 3, 12, 12\] \(", USES[use], model, data)
 
 
+FOLLOW = "the targets of a language model are the tokens that follow"
+PADDED = {"input_ids": TOKENS, "attention_mask": TOKENS % 8 < 5}
 test_texts_are_not_padded_and_targets_follow = refused(
-    (
-        lambda: of_texts({"input_ids": TOKENS, "attention_mask": TOKENS % 8 < 5}),
-        r"padded, .*: cut them into windows of",
-    ),
-    (lambda: of_texts((TOKENS, TOKENS)), "the targets of a language model are the tokens that follow"),
-    (lambda: of_texts((TOKENS, torch.ones_like(TOKENS))), "the targets of a language model are the tokens that follow"),
-    (lambda: facts.compress(make_causal_lm(), TOKENS.flatten()), r"come as windows \[N, T\], not as int64 \[24\]"),
+    ([PADDED], r"the texts are padded, .*: cut them into windows of one length"),
+    ([(TOKENS, TOKENS)], FOLLOW),
+    ([(TOKENS, torch.ones_like(TOKENS))], FOLLOW),
+    (TOKENS.flatten(), r"tokens must come as windows \[N, T\], not as int64 \[24\]"),
+    by=lambda data: facts.compress(make_causal_lm(), data),
 )
-
-
-def of_texts(batch):
-    return facts.compress(make_causal_lm(), [batch])
 
 
 class TestLanguageModels:

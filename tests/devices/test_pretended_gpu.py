@@ -57,12 +57,8 @@ def test_a_cut_of_an_elastic_folder(tmp_path):
 
 def test_a_cell(make_cell, monkeypatch):
     monkeypatch.setattr(Digits, "num_evaluation", 128)
-    small = [
-        "task.mini.num_calibration=64",
-        "task.mini.num_sensitivity=16",
-        "parts='units,tokens'",
-        "search=cors_fisher",
-    ]
+    small = ["task.mini.num_calibration=64", "task.mini.num_sensitivity=16"]
+    small += ["parts='units,tokens'", "search=cors_fisher"]
     here = run_cell(make_cell(*small))
     with pretended_cuda():
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -30,7 +30,7 @@ from facts.moments.collect import MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.search import SEARCHES
 from tests.docs.pages import PAGES, ROOT
-from tests.refusals import refused
+from tests.refusals import refused, refuses
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -222,14 +222,11 @@ test_values_out_of_range_are_named_before_any_work = pytest.mark.attack(
 )
 
 
-def built_from(target, cell_config):
+@pytest.mark.parametrize("target", ["facts.nothing", "math.pi", None])
+def test_a_target_that_does_not_exist_is_an_error_of_one_line(cell_config, target):
     config = cell_config()
     config.search._target_ = target
-    return instantiate(config.search)
-
-
-WRONG_TARGETS = [(target, r"^search\._target_: .+$") for target in ("facts.nothing", "math.pi", None)]
-test_a_target_that_does_not_exist = refused(*WRONG_TARGETS, by=built_from)
+    refuses(r"^search\._target_: .+$", instantiate, config.search)
 
 
 FILES = {"run": "run", "reproduce": "reproduce", "doctor": "reproduce", "train_dense": "train_dense"}

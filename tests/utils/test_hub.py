@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import errors
-from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from facts.models.weights import fetch
 from facts.utils.hub import refusal
@@ -15,11 +15,7 @@ from tests.refusals import refuses
     ("kind", "status", "words"),
     [
         (RepositoryNotFoundError, 401, "answers with 401; there is no me/it, or it is private: "),
-        (
-            errors.GatedRepoError,
-            403,
-            "me/it has a licence: accept it at https://.*/me/it, then log in with `hf auth login`",
-        ),
+        (GatedRepoError, 403, "me/it has a licence: accept it at https://.*/me/it, then log in with `hf auth login`"),
         (HfHubHTTPError, 403, "your account may not use me/it: log in with `hf auth login` as somebody who may"),
         (RepositoryNotFoundError, 404, "answers with 404; there is no me/it: check the name"),
         (HfHubHTTPError, 503, "answers with 503; try again later"),
