@@ -17,5 +17,4 @@ class Net(nn.Module):
 
 
 def linears(*names, size=12):
-    """Square layers."""
     return {name: nn.Linear(size, size) for name in names}

@@ -39,7 +39,6 @@ def dataset(photos):
 
 
 def accuracy(folder, images, labels):
-    """Measure the network by transformers' own means."""
     model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     found = model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1)
@@ -141,7 +140,6 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def language_model(texts, tmp_path_factory):
-    """As transformers saves one."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     model = make_causal_lm(dtype=torch.float32)
     model.resize_token_embeddings(NUM_TOKENS)

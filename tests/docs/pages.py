@@ -22,7 +22,6 @@ def section_of(page: str, heading: str) -> str:
 
 
 def write_files(section: str, folder: Path) -> None:
-    """Write the files of a section into a folder."""
     for block in BLOCK.finditer(section):
         if block["file"]:
             path = folder / block["file"]

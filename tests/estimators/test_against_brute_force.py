@@ -94,7 +94,6 @@ CLAIMING = [name for name, estimator in ESTIMATORS.items() if estimator.token_lo
 
 
 def are_same(name, x, g, other_x, other_g):
-    """Whether an estimator sees no difference."""
     estimator = GFWSVD(group_size=1) if name == "gfwsvd" else BY_SAMPLE[name]
     pair = facts.estimate_factors(estimator, x, g), facts.estimate_factors(estimator, other_x, other_g)
     sides = [[getattr(factors, side) / getattr(factors, side).norm() for factors in pair] for side in "AB"]

@@ -25,7 +25,6 @@ def made_up(root: Path, num_calibration: int, num_validation: int) -> list[str]:
 
 
 def links(root: Path, num_calibration: int, num_validation: int) -> list[str]:
-    """Link to some real photos."""
     lines = (PHOTOS / "labels.csv").read_text().splitlines()
     found = []
     for part, number in (("calibration", num_calibration), ("validation", num_validation)):

@@ -40,7 +40,6 @@ def test_the_loss_is_the_formula():
 
 @pytest.fixture
 def steps(monkeypatch):
-    """All gradients of every step of AdamW."""
     seen, step = [], torch.optim.AdamW.step
 
     def noted(self, *arguments):

@@ -178,7 +178,6 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def rates(monkeypatch):
-    """The learning rate of every step."""
     seen, step = [], torch.optim.AdamW.step
 
     def noted(self, *arguments):

@@ -15,7 +15,6 @@ from facts.models import CausalLM, OpenMMLabModel
 
 
 def network_of(*input_size: int) -> nn.Module:
-    """Something that says what images it expects."""
     network = nn.Identity()
     network.pretrained_cfg = {"input_size": input_size}
     return network
@@ -25,7 +24,6 @@ NETWORK = network_of(1, 16, 16)
 
 
 def together(batches):
-    """All images of the batches as rows, and their labels."""
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return images.flatten(1), labels
 

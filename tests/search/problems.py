@@ -52,7 +52,6 @@ def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:
 
 
 def truncated(problem: AllocationProblem, name: str, rank: int):
-    """A layer's weight at one rank."""
     left, right = problem.decompositions[name].truncate(rank)
     return left @ right
 

@@ -148,7 +148,6 @@ MODELS = {
 
 
 def halved(layer: nn.Linear) -> LowRankLinear:
-    """A layer's truncation to half its rank."""
     u, s, vh = torch.linalg.svd(layer.weight.detach(), full_matrices=False)
     rank = len(s) // 2
     return LowRankLinear(u[:, :rank] * s[:rank], vh[:rank], layer.bias)
