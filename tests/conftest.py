@@ -48,7 +48,6 @@ def model():
 
 @pytest.fixture
 def batches():
-    """Seven samples in batches of 3, 3 and 1."""
     return image_batches([3, 3, 1])
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 import facts
 from facts.utils.batches import NumberedBatches
+from tests.toys import Net
 
 
 class EveryShape(nn.Module):
@@ -56,18 +57,6 @@ class Stack(nn.Module):
         for block in self.blocks:
             x = self.step(block, x)
         return self.head(x.mean(dim=1))
-
-
-class SharingBlock(nn.Module):
-    """Uses a layer twice that is not its own."""
-
-    def __init__(self, shared):
-        super().__init__()
-        self.layer = nn.Linear(12, 12)
-        self.shared = shared
-
-    def forward(self, x):
-        return x + self.shared(torch.tanh(self.layer(torch.tanh(self.shared(x)))))
 
 
 UNIFORM = {"search": "uniform", "form": "plain"}  # choices of which a test can say by hand what they give
@@ -121,9 +110,8 @@ def make_model(dtype=torch.float64, seed=0):
 
 def make_swin(dtype=torch.float64):
     torch.manual_seed(0)
-    return timm.models.SwinTransformer(
-        img_size=16, patch_size=2, num_classes=4, embed_dim=10, depths=(2,), num_heads=(2,), window_size=4
-    ).to(dtype)
+    sizes = {"img_size": 16, "patch_size": 2, "num_classes": 4, "embed_dim": 10, "window_size": 4}
+    return timm.models.SwinTransformer(**sizes, depths=(2,), num_heads=(2,)).to(dtype)
 
 
 def make_convnext(dtype=torch.float64):
@@ -132,32 +120,27 @@ def make_convnext(dtype=torch.float64):
 
 
 def make_sharing(step=lambda block, x: block(x)):
-    """Three blocks with a layer that is also the stem's."""
+    """Three blocks with a layer, used twice, that is also the stem's."""
+
+    def block(net, x):
+        return x + net.shared(torch.tanh(net.layer(torch.tanh(net.shared(x)))))
+
     torch.manual_seed(0)
     shared = nn.Linear(12, 12)
-    return Stack([SharingBlock(shared) for _ in range(3)], step, stem=shared).double()
+    return Stack([Net(block, layer=nn.Linear(12, 12), shared=shared) for _ in range(3)], step, stem=shared).double()
 
 
 def make_vit(depth=3, dtype=torch.float64):
     torch.manual_seed(0)
-    return timm.models.VisionTransformer(
-        img_size=16, patch_size=4, num_classes=4, embed_dim=16, depth=depth, num_heads=2
-    ).to(dtype)
+    sizes = {"img_size": 16, "patch_size": 4, "num_classes": 4, "embed_dim": 16, "num_heads": 2}
+    return timm.models.VisionTransformer(**sizes, depth=depth).to(dtype)
 
 
 def make_causal_lm(kind="qwen3", dtype=torch.float64):
     """One of transformers; skips the test where that is not installed."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8}
+    config = transformers.AutoConfig.for_model(kind, **sizes, num_attention_heads=4, num_key_value_heads=2)
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
 

@@ -15,6 +15,7 @@ from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make
 from tests.oracles.factors import ORACLES, every
 from tests.oracles.fisher import dense_fisher, dense_product, dense_token_local, matrix_cosine
 from tests.oracles.samples import model_samples
+from tests.toys import Net, linears
 
 NUM_PROBES = 1024
 
@@ -66,16 +67,9 @@ def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypat
 
 
 def test_a_layer_without_gradients_is_named():
-    class Ignored(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.ignored = torch.nn.Linear(12, 12), torch.nn.Linear(12, 12)
-
-        def forward(self, x):
-            return self.used(x) + 0 * self.ignored(x)
-
+    ignoring = Net(lambda net, x: net.used(x) + 0 * net.ignored(x), **linears("used", "ignored"))
     batches = [(torch.randn(4, 12), torch.randint(12, (4,)))]
-    prepared = facts.prepare(Ignored(), batches, held_out=())
+    prepared = facts.prepare(ignoring, batches, held_out=())
     wanted = Subject(prepared=prepared, held_out=prepared, estimator=ESTIMATORS["svd_llm"]())
     with pytest.raises(ValueError, match="layer ignored: the cosine is not defined"):
         FisherSimilarity(num_probes=2).run(wanted)

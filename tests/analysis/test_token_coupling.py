@@ -17,6 +17,7 @@ from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_model
 from tests.oracles.factors import every
 from tests.oracles.samples import model_samples
+from tests.refusals import refuses
 
 if find_spec("hyppo") is None:  # slow to import
     pytest.skip("the extra `analysis` is not installed", allow_module_level=True)
@@ -79,10 +80,8 @@ def unbiased_distance_correlation(x, g):
 
 
 def test_other_token_counts_and_too_few_samples_are_refused():
-    with pytest.raises(ValueError, match="5 before, 4 now"):
-        filled(*tensors(tokens=5)).add(LayerBatch(*tensors(tokens=4)))
-    with pytest.raises(ValueError, match="at least 21 samples, got 20"):
-        distance_correlations(filled(*tensors(num_samples=20)))
+    refuses("5 before, 4 now", filled(*tensors(tokens=5)).add, LayerBatch(*tensors(tokens=4)))
+    refuses("at least 21 samples, got 20", distance_correlations, filled(*tensors(num_samples=20)))
 
 
 @pytest.mark.system  # in a new environment, Numba compiles hyppo's functions for half a minute

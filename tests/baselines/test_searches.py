@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.networks import image_batches, numbered, seen_by
 from tests.oracles.fisher import discarded_energies
 from tests.search.problems import make_problem, plain_problem
 from tests.search.test_searches import wide_problem
+from tests.toys import Net, linears
 
 
 @pytest.mark.parametrize(
@@ -178,16 +180,15 @@ def test_evolution_finds_the_best_plan_of_a_small_space():
     assert found[1] > found[40] == pytest.approx(min(supernet.errors(full)))
 
 
-@pytest.mark.parametrize(
-    ("search", "before", "after"),
-    [
-        (ComCatSearch(num_epochs=6, learning_rate=0.1), 0, 0),
-        (DobiSVDSearch(num_epochs=6), 1, 2),  # a batch gives the loss's unit, and both make the weights
-    ],
-    ids=["comcat", "dobi_svd"],
-)
+COMCAT, DOBI = ComCatSearch(num_epochs=6, learning_rate=0.1), DobiSVDSearch(num_epochs=6)
+
+
+@pytest.mark.parametrize(("search", "before", "after"), [(COMCAT, 0, 0), (DOBI, 1, 2)])
 def test_training_goes_on_as_if_it_had_not_been_interrupted(search, before, after, tmp_path):
-    """The third epoch ends early; of the six of 2 batches each, two need not run again, and then none."""
+    """The third epoch ends early; of the six of 2 batches each, two need not run again, and then none.
+
+    Of Dobi-SVD, a batch gives the loss's unit, and both make the weights.
+    """
     expected = search.allocate(make_problem())
 
     def batches(reads):
@@ -204,28 +205,21 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(search, before, afte
             assert again.decompositions[name].left.equal(decomposition.left)
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        ComCatSearch(num_epochs=20, learning_rate=0.1),
-        DobiSVDSearch(num_epochs=40, learning_rates=(0.01, 0.005)),
-        FLORASearch(num_epochs=2),
-    ],
-)
+LONGER = replace(COMCAT, num_epochs=20), DobiSVDSearch(num_epochs=40, learning_rates=(0.01, 0.005))
+
+
+@pytest.mark.parametrize("search", [*LONGER, FLORASearch(num_epochs=2)])
 def test_training_moves_ranks_to_the_layer_that_matters(search):
     """The outputs of one of two layers of one shape are all but ignored; the other ends with more of the budget."""
 
-    class Fork(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.ignored = nn.Linear(12, 12), nn.Linear(12, 12)
+    def fork(net, images):
+        x = images.flatten(1)[:, :12]
+        return 5 * net.used(x) + 1e-3 * net.ignored(x)
 
-        def forward(self, images):
-            x = images.flatten(1)[:, :12]
-            return 5 * self.used(x) + 1e-3 * self.ignored(x)
-
-    torch.manual_seed(0)
-    model, batches = Fork(), image_batches([32] * 4, num_classes=12, dtype=torch.float32)
+    model, batches = (
+        Net(fork, **linears("used", "ignored")),
+        image_batches([32] * 4, num_classes=12, dtype=torch.float32),
+    )
     batches = [(images, model(images).argmax(dim=1)) for images, _ in batches]
     plan = facts.compress(model, batches, search=search, ratio=0.6).plan
     assert (plan["used"] or 12) > (plan["ignored"] or 12)

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from facts.calibration.data import Data
 from facts.modules.networks import run
-from facts.moments import InputSum
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from tests.devices.pretended import pretended_cuda
 from tests.networks import image_batches, make_causal_lm, make_image_classifier, make_model, same_weights
+from tests.refusals import refused, refuses
 
 TOKENS = torch.arange(24).reshape(3, 8)
 GOOD = torch.ones(4, 3, 8, 8)
@@ -36,41 +35,45 @@ def test_data_without_labels_get_drawn_ones(model):
         assert same_weights(facts.compress(model, data).model, drawn) == expected
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ((1, 2, 3), r"must be \(inputs, targets\), .*, got a tuple of 3$"),
-        ((["a cat", "a dog"], torch.tensor([0, 1])), r"hold no tensor, but list: give \(inputs, targets\)"),
-        ({"text": ["a cat"], "label": torch.tensor([0])}, "hold no tensor, but dict of text: list: give"),
-        (["a cat", "a dog"], "hold no tensor, but str: give"),
-        ({"text": ["a cat"], "image": torch.ones(1, 3, 8, 8)}, r"dict of text: list, image: float32 \[1, 3, 8, 8\] \("),
-        ({"image": torch.ones(4, 3, 8, 8)}, r"dict of image: float32 \[4, 3, 8, 8\] \(.*\): .* or a mapping if"),
-        (torch.ones(4, 1, 8, 8), r"cannot read the first sample of float32 \[4, 1, 8, 8\] \(.*in the type of the"),
-        (torch.ones(4, 3, 8, 8).byte(), r"cannot read the first sample of uint8 \[4, 3, 8, 8\] \("),
-        (torch.ones(4, 3, 12, 12), r"cannot read the first sample of float32 \[4, 3, 12, 12\] \("),
-    ],
+UNREADABLE = (
+    ((1, 2, 3), r"must be \(inputs, targets\), .*, got a tuple of 3$"),
+    ((["a cat", "a dog"], torch.tensor([0, 1])), r"hold no tensor, but list: give \(inputs, targets\)"),
+    ({"text": ["a cat"], "label": torch.tensor([0])}, "hold no tensor, but dict of text: list: give"),
+    (["a cat", "a dog"], "hold no tensor, but str: give"),
+    ({"text": ["a cat"], "image": torch.ones(1, 3, 8, 8)}, r"dict of text: list, image: float32 \[1, 3, 8, 8\] \("),
+    ({"image": torch.ones(4, 3, 8, 8)}, r"dict of image: float32 \[4, 3, 8, 8\] \(.*\): .* or a mapping if"),
+    (torch.ones(4, 1, 8, 8), r"cannot read the first sample of float32 \[4, 1, 8, 8\] \(.*in the type of the"),
+    (torch.ones(4, 3, 8, 8).byte(), r"cannot read the first sample of uint8 \[4, 3, 8, 8\] \("),
+    (torch.ones(4, 3, 12, 12), r"cannot read the first sample of float32 \[4, 3, 12, 12\] \("),
 )
-@pytest.mark.parametrize("good", [[], [GOOD]])
-def test_what_the_network_cannot_read_is_refused_in_one_line(good, batch, message, model):
-    """Whether it comes first or not."""
-    with pytest.raises(ValueError, match=message) as caught:
-        facts.compress(model, [*good, batch, batch])
-    assert "\n" not in str(caught.value)
+test_what_the_network_cannot_read = refused(*UNREADABLE, by=lambda batch, model: facts.compress(model, [batch, batch]))
+test_nor_later = refused(*UNREADABLE, by=lambda batch, model: facts.compress(model, [GOOD, batch, batch]))
 
 
-@pytest.mark.parametrize("name", ["calibration", "held out", "sensitivity", "recovery"])
-def test_so_is_a_later_batch_of_any_data(name, model):
+USES = {
+    "calibration": lambda model, data: facts.compress(model, data, **QUICK),
+    "held out": lambda model, data: facts.compress(facts.prepare(model, [GOOD], held_out=data), **QUICK),
+    "sensitivity": lambda model, data: facts.compress(model, [GOOD], sensitivity=data, search="cors"),
+    "recovery": lambda model, data: facts.recover(facts.compress(model, [GOOD], **QUICK), data, epochs=1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_so_is_a_later_batch_of_any_data(use, model):
     odd = [GOOD, torch.ones(4, 3, 12, 12)]
-    result = facts.compress(model, [GOOD], **QUICK)
-    attempt = {
-        "calibration": lambda data: facts.compress(model, data, **QUICK),
-        "held out": lambda data: facts.compress(facts.prepare(model, [GOOD], held_out=data), **QUICK),
-        "sensitivity": lambda data: facts.compress(model, [GOOD], sensitivity=data, search="cors"),
-        "recovery": lambda data: facts.recover(result, data, epochs=1),
-    }[name]
     for data in (odd, DataLoader(odd, batch_size=None)):  # a list is looked through beforehand
-        with pytest.raises(ValueError, match=r"EveryShape cannot read .* of float32 \[\d, 3, 12, 12\] \("):
-            attempt(data)
+        refuses(r"EveryShape cannot read .* of float32 \[\d, 3, 12, 12\] \(", USES[use], model, data)
+
+
+FOLLOW = "the targets of a language model are the tokens that follow"
+PADDED = {"input_ids": TOKENS, "attention_mask": TOKENS % 8 < 5}
+test_texts_are_not_padded_and_targets_follow = refused(
+    ([PADDED], r"the texts are padded, .*: cut them into windows of one length"),
+    ([(TOKENS, TOKENS)], FOLLOW),
+    ([(TOKENS, torch.ones_like(TOKENS))], FOLLOW),
+    (TOKENS.flatten(), r"tokens must come as windows \[N, T\], not as int64 \[24\]"),
+    by=lambda data: facts.compress(make_causal_lm(), data),
+)
 
 
 class TestLanguageModels:
@@ -85,50 +88,13 @@ class TestLanguageModels:
         ((_, targets),) = Data.of([{"input_ids": TOKENS, "labels": labels}], model)
         assert targets[0].tolist() == [-100, -100, 3, 4, 5, 6, 7, -100]
 
-    def test_padding_and_targets_that_do_not_follow(self):
-        model, mask = make_causal_lm(), torch.ones_like(TOKENS)
-        mask[1, 5:] = 0
-        with pytest.raises(ValueError, match=r"the texts are padded, .*: cut them into windows of one length"):
-            facts.compress(model, [{"input_ids": TOKENS, "attention_mask": mask}])
-        for targets in (TOKENS, torch.ones_like(TOKENS)):
-            with pytest.raises(ValueError, match="the targets of a language model are the tokens that follow"):
-                facts.compress(model, [(TOKENS, targets)])
-        with pytest.raises(ValueError, match=r"tokens must come as windows \[N, T\], not as int64 \[24\]"):
-            facts.compress(model, TOKENS.flatten())
-
     def test_an_encoder_and_a_decoder(self, transformers):
-        config = transformers.T5Config(
-            vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
-        )
+        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+        config = transformers.T5Config(**sizes, decoder_start_token_id=0)
         model = transformers.T5ForConditionalGeneration(config).eval()
         result = facts.compress(model, [{"input_ids": TOKENS, "labels": TOKENS}], ratio=0.7)
         assert {name.partition(".")[0] for name in result.plan} == {"encoder", "decoder"}
         assert "lm_head" in result.skipped
-
-
-class OneIterator:
-    """An iterable that is no iterator, but gives the same one each time."""
-
-    def __init__(self, batches):
-        self.iterator = iter(batches)
-
-    def __iter__(self):
-        return self.iterator
-
-
-class Stream(OneIterator, IterableDataset):
-    """Samples for a loader."""
-
-
-def test_no_sample_is_lost_if_the_data_can_be_read_once(model):
-    batches = image_batches([16] * 4, dtype=torch.float32)
-    samples = [(image, label) for images, labels in batches for image, label in zip(images, labels, strict=True)]
-    expected = facts.prepare(model, batches, held_out=()).moments([InputSum()])
-    for data in (iter(batches), OneIterator(batches), DataLoader(Stream(samples), batch_size=16)):
-        seen = facts.prepare(model, data, held_out=()).moments([InputSum()])
-        for name, moments in expected.items():
-            assert seen[name].num_samples == moments.num_samples == 64
-            torch.testing.assert_close(seen[name][InputSum()], moments[InputSum()])
 
 
 @pytest.mark.parametrize(
@@ -158,18 +124,6 @@ def test_workers_and_pinned_memory_feed_a_gpu(model):
     assert [each["pin_memory"] for each in options] == [False, True, False]
 
 
-def test_a_loader_that_shuffles_gives_the_same_batches_in_every_pass_and_process():
-    loader = DataLoader(TensorDataset(torch.arange(20.0), torch.arange(20)), batch_size=4, shuffle=True)
-    state, batches = torch.random.get_rng_state(), Data.of(loader, nn.Identity())
-    assert Data.of(batches, nn.Identity()) is batches
-    first, second = ([images.tolist() for images, _ in batches] for _ in range(2))
-    assert first == second
-    assert first != [[*range(start, start + 4)] for start in range(0, 20, 4)]
-    assert torch.random.get_rng_state().equal(state)  # draws elsewhere stay the same
-    for rank in (0, 1, 0, 1):  # batch k belongs to process k % 2
-        assert [images.tolist() for images, _ in batches[rank::2]] == first[rank::2]
-
-
 def test_inputs_that_ask_for_gradients_get_none():
     batches = [(images.requires_grad_(), labels) for images, labels in image_batches([8, 8])]
     result = facts.compress(make_model(), batches, search="comcat", ratio=0.5)
@@ -179,9 +133,8 @@ def test_inputs_that_ask_for_gradients_get_none():
 
 PIXELS = np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)
 LABELS = [index % 5 for index in range(12)]
-SAMPLES = [
-    {"pixel_values": torch.from_numpy(pixels), "labels": label} for pixels, label in zip(PIXELS, LABELS, strict=True)
-]
+PAIRS = zip(map(torch.from_numpy, PIXELS), LABELS, strict=True)
+SAMPLES = [{"pixel_values": pixels, "labels": label} for pixels, label in PAIRS]
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +196,8 @@ def test_inputs_by_name_are_compressed_as_pairs_are():
     assert found.equal(expected) and not found.equal(other)
 
 
-def test_samples_in_place_of_batches(transformers):
-    for data in (pictures(transformers), SAMPLES):
-        with pytest.raises(ValueError, match=r"single samples: give batches of them, DataLoader\(dataset, batch_size"):
-            facts.compress(make_image_classifier(), data)
+SINGLE = r"single samples: give batches of them, DataLoader\(dataset, batch_size"
+test_samples_in_place_of_batches = refused(
+    (lambda transformers: facts.compress(make_image_classifier(), pictures(transformers)), SINGLE),
+    (lambda: facts.compress(make_image_classifier(), SAMPLES), SINGLE),
+)

@@ -15,6 +15,7 @@ from facts.moments.losses import DIVERGENCES, SampledLabels, summed_binary_cross
 from facts.parts.base import USED_ELSEWHERE
 from facts.parts.layers import NOT_PER_SAMPLE
 from tests.networks import make_vit
+from tests.toys import Net
 
 QUICK = {"estimator": "kfac_reduce", "search": "uniform", "form": "plain", "ratio": 0.5}
 UNITS = {"estimator": "kfac_reduce", "search": "uniform", "parts": "units", "ratio": 0.5}
@@ -102,18 +103,16 @@ def test_layers_that_see_samples_in_turns_stay_dense(model, left, first):
             facts.prepare(model, data, layers=[*left])
 
 
-class Using(nn.Module):
+def using(use, last=lambda outputs: outputs):
     """A ViT that uses what its blocks hold."""
 
-    def __init__(self, use):
-        super().__init__()
-        self.net, self.use = make_vit(depth=2, dtype=torch.float32), use
+    def run(net, images):
+        x = net.net._pos_embed(net.net.patch_embed(images))
+        for block in net.net.blocks:
+            x = use(block, block(x))
+        return last(net.net.forward_head(net.net.norm(x)))
 
-    def forward(self, images):
-        x = self.net._pos_embed(self.net.patch_embed(images))
-        for block in self.net.blocks:
-            x = self.use(block, block(x))
-        return self.net.forward_head(self.net.norm(x))
+    return Net(run, net=make_vit(depth=2, dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -127,19 +126,14 @@ class Using(nn.Module):
     ],
 )
 def test_what_other_code_sees_or_changes_is_no_unit(use, lost):
-    prepared = facts.prepare(Using(use), batches(3, 16, 16), parts=("units", "tokens"))
+    prepared = facts.prepare(using(use), batches(3, 16, 16), parts=("units", "tokens"))
     units = {"mlp", "attn.scores", "attn.outputs", "tokens"}
     assert {name for name in units if f"net.blocks.0.{name}" in prepared.parts} == units - lost
     assert (USED_ELSEWHERE in prepared.skipped.values()) == bool(lost)
 
 
-class Fine(Using):
-    def forward(self, images):
-        return super().forward(images).float()
-
-
 def test_units_are_found_in_half_precision_behind_outputs_in_float32():
-    network = Fine(lambda block, x: x)
+    network = using(lambda block, x: x, torch.Tensor.float)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.2)  # or no block would matter
     network.bfloat16()
@@ -147,27 +141,22 @@ def test_units_are_found_in_half_precision_behind_outputs_in_float32():
     assert len(prepared.units) == 6, prepared.skipped
 
 
-class First(nn.Module):
+def beside(first):
     """The first parameter says nothing about the others; a layer's sizes are those before it was cut."""
-
-    def __init__(self, first):
-        super().__init__()
-        self.first = nn.Parameter(first, requires_grad=False)
-        self.rows = Rows(False)
-        self.rows.first.in_features = self.rows.second.out_features = 99
-
-    def forward(self, x):
-        return self.rows(x + self.first.float().mean())
+    rows = Rows(False)
+    rows.first.in_features = rows.second.out_features = 99
+    first = nn.Parameter(first, requires_grad=False)
+    return Net(lambda net, x: net.rows(x + net.first.float().mean()), first=first, rows=rows)
 
 
 @pytest.mark.parametrize(
     "first", [torch.arange(3), torch.ones(3, dtype=torch.float16), torch.ones(1, dtype=torch.bfloat16)]
 )
 def test_types_and_sizes_are_those_of_most_weights(first):
-    result = facts.compress(First(first), data := batches(4, 12), **QUICK)
+    result = facts.compress(beside(first), data := batches(4, 12), **QUICK)
     assert result.summary.before.flops == 2 * 4 * (2 * 12 * 12) + 2 * 12 * 12
     assert facts.recover(result, data, epochs=1).model(torch.randn(2, 4, 12)).isfinite().all()
-    assert count_flops(First(first), torch.empty(1, 4, 12, device="meta"), "paper") == result.summary.before.flops
+    assert count_flops(beside(first), torch.empty(1, 4, 12, device="meta"), "paper") == result.summary.before.flops
 
 
 class Halving(Rows):

@@ -1,17 +1,16 @@
 """Samples that are held out, on which nothing but the comparison with the original depends; and that comparison."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 import facts
 from facts.calibration.data import Data, num_held_out
 from facts.calibration.outputs import distance
-from facts.moments.losses import kl_divergence, squared_error
+from facts.moments.losses import binary_kl_divergence, kl_divergence, squared_error
 from tests.networks import UNIFORM, image_batches, make_model, same_weights
+from tests.toys import Net
 
 SIZES = [16] * 10
 
@@ -43,36 +42,6 @@ def test_a_tenth_but_at_least_32_and_no_more_than_a_quarter(num_samples, expecte
         assert sorted([*rest.tolist(), *held_out.tolist()]) == numbers.tolist()
         assert abs(len(held_out) - expected) <= 2  # the last batch may be smaller
         assert len({*held_out.diff().tolist()}) <= 2  # evenly spread
-
-
-def test_each_process_finds_the_same_samples():
-    whole = parts(image_batches([4, 4, 4, 3]))
-    for part in whole:
-        shares = [list(part[rank::2]) for rank in range(2)]
-        alone = [images.sum().item() for images, _ in part]
-        assert sorted(alone) == sorted(images.sum().item() for share in shares for images, _ in share)
-
-
-class Counted(TensorDataset):
-    """Counts the samples that are read."""
-
-    num_read = 0
-
-    def __getitem__(self, index):
-        self.num_read += 1
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_of_a_dataset_only_the_samples_of_a_part_are_read(shuffle):
-    images, labels = image_batches([70])[0]
-    data, seen = Counted(images, labels), []
-    for part in parts(DataLoader(data, 16, shuffle=shuffle)):
-        data.num_read = 0
-        found = [image.sum().item() for batch, _ in part for image in batch]
-        assert data.num_read == len(found)
-        seen += found
-    assert sorted(seen) == sorted(image.sum().item() for image in images)
 
 
 def test_batches_that_cannot_be_divided_are_held_out_whole():
@@ -111,8 +80,7 @@ def test_the_distance_is_theirs_with_its_standard_error(caplog):
 
 
 def test_too_few_to_tell(caplog):
-    with caplog.at_level(logging.WARNING):
-        assert facts.compress(make_model(), image_batches([3])).summary.distance is None
+    assert facts.compress(make_model(), image_batches([3])).summary.distance is None
     assert "too few to hold some out" in caplog.text
     result = facts.compress(make_model(), image_batches([8]))
     assert result.summary.distance.num_samples == 2 and "too few samples to tell" in str(result)
@@ -130,39 +98,20 @@ class Augmented(Dataset):
         return torch.rand(3), number
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "generator": torch.Generator()}, {"num_workers": 1}])
-def test_orders_and_random_transforms_are_the_same_in_every_pass(options):
-    loader = DataLoader(Augmented(), 16, **options)
-    first, second = (list(part) for part in parts(loader)), (list(part) for part in parts(loader))
-    for batches, others in zip(first, second, strict=True):
-        for batch, other in zip(batches, others, strict=True):
-            assert batch[0].equal(other[0]) and batch[1].equal(other[1])
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_pass_through_workers_has_the_same_order(shuffle):
-    data = TensorDataset(torch.arange(16), torch.zeros(16))
-    loader = DataLoader(data, 4, shuffle=shuffle, num_workers=1, persistent_workers=True)
-    batches = Data.of(loader, nn.Identity())
-    alone = Data.of(DataLoader(data, 4, shuffle=shuffle), nn.Identity())
-    passes = [torch.cat([inputs for inputs, _ in each]).tolist() for each in (batches, batches, alone)]
-    assert passes[0] == passes[1] == passes[2]
-
-
-class Given(nn.Module):
-    """Given outputs, by the index of each sample."""
-
-    def __init__(self, outputs):
-        super().__init__()
-        self.outputs = nn.Parameter(outputs)
-
-    def forward(self, indices):
-        return self.outputs[indices]
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize("order", [{}, {"shuffle": True}, {"shuffle": True, "generator": torch.Generator()}])
+def test_orders_and_random_transforms_are_the_same_in_every_pass(order, workers):
+    loader, alone = DataLoader(Augmented(), 16, **order, **workers), DataLoader(Augmented(), 16, **order)
+    first, again, others = ([*parts(each)[0]] for each in (loader, loader, alone))
+    for batch, same, other in zip(first, again, others, strict=True):
+        assert batch[0].equal(same[0]) and batch[1].equal(same[1]) and batch[1].equal(other[1])
 
 
 def compare(original, changed, error, sizes=(5, 1, 6)):
+    """The distance of networks with given outputs, by the index of each sample."""
     indices = [(part, None) for part in torch.arange(sum(sizes)).split(list(sizes))]
-    return distance(Given(original), Given(changed), indices, error, torch.float32)
+    networks = (Net(lambda net, index: net.outputs[index], outputs=nn.Parameter(each)) for each in (original, changed))
+    return distance(*networks, indices, error, torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(12, 5), (12, 3, 5)])
@@ -186,6 +135,8 @@ def test_outputs_that_do_not_depend_on_the_input_lose_everything():
     constant = original.softmax(dim=1).mean(dim=0).log().expand(12, 5)
     assert compare(original, constant, kl_divergence).share == pytest.approx(1)
     assert compare(original, original, kl_divergence).share == pytest.approx(0)
+    chances = original.sigmoid().mean(dim=0).logit().expand(12, 5)
+    assert compare(original, chances, binary_kl_divergence).share == pytest.approx(1)
     assert compare(original, 0 * original, squared_error).share == 1
     original[:3] = 0
     assert compare(original, 2 * original, squared_error).mean == 9 / 12
@@ -218,8 +169,7 @@ def test_a_budget_that_is_too_small(caplog):
     model = make_model()
     for parameter in model.parameters():
         parameter.data *= 4
-    with caplog.at_level(logging.WARNING):
-        result = facts.compress(model, image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM)
+    result = facts.compress(model, image_batches(SIZES), estimator="pela", ratio=0.3, **UNIFORM)
     assert result.summary.distance.is_too_far
     options = (
         "try the form pivoted, the parts units and tokens, the search cors_fisher, ten minutes of recovery, "

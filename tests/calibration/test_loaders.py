@@ -1,25 +1,20 @@
 """Loaders of many kinds: every sample counts once, those held out nowhere else, and each pass is the same."""
 
 import random
+from itertools import zip_longest
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    get_worker_info,
-)
+from torch.utils import data as of_torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
 import facts
 from facts.calibration.data import Data
 from facts.utils.batches import NumberedBatches
 from tests.networks import image_batches, make_model, numbered
+from tests.refusals import refused
+from tests.toys import Net, linears
 
 NUMBERS = torch.arange(200)
 SAMPLES = TensorDataset(NUMBERS)
@@ -54,6 +49,20 @@ class Halved(DataLoader):
         return ([numbers / 2] for (numbers,) in super().__iter__())
 
 
+class OneIterator:
+    """An iterable that is no iterator, but gives the same one each time."""
+
+    def __init__(self, batches):
+        self.iterator = iter(batches)
+
+    def __iter__(self):
+        return self.iterator
+
+
+class Stream(OneIterator, IterableDataset):
+    """Samples for a loader."""
+
+
 class Buffered:
     """Batches in one buffer."""
 
@@ -75,6 +84,10 @@ class Dealt(Dataset):
         return self.parts[number]
 
 
+def without_some(part):
+    return None if part[0] == 40 else part[part % 7 > 0]
+
+
 def endless():
     loader = DataLoader(SAMPLES, 16)
     object.__setattr__(loader, "batch_sampler", Repeated([part.tolist() for part in NUMBERS.split(16)]))
@@ -84,46 +97,54 @@ def endless():
 LOADERS = {
     "own generator": (lambda: DataLoader(SAMPLES, 16, shuffle=True, generator=torch.Generator()), 200),
     "last one dropped": (lambda: DataLoader(SAMPLES, 64, shuffle=True, drop_last=True), 192),
-    "a number": (lambda: DataLoader(SAMPLES, 16, sampler=RandomSampler(SAMPLES, num_samples=32)), 32),
-    "subset": (lambda: DataLoader(SAMPLES, 16, sampler=SubsetRandomSampler(range(0, 200, 2), torch.Generator())), 100),
+    "a number": (lambda: DataLoader(SAMPLES, 16, sampler=of_torch.RandomSampler(SAMPLES, num_samples=32)), 32),
+    "subset": (
+        lambda: DataLoader(SAMPLES, 16, sampler=of_torch.SubsetRandomSampler(range(0, 200, 2), torch.Generator())),
+        100,
+    ),
     "python": (lambda: DataLoader(SAMPLES, 16, sampler=Shuffled()), 200),
     "batches": (lambda: DataLoader(Dealt(), batch_size=None, shuffle=True, generator=torch.Generator()), 200),
     "batches of one": (lambda: DataLoader(Dealt(), batch_size=1, collate_fn=lambda items: items[0]), 200),
     "endless": (endless, 200),
     "own code": (lambda: Halved(SAMPLES, 16), 200),
     "one buffer": (Buffered, 200),
-    "some missing": (
-        lambda: NumberedBatches(
-            Dealt(), lambda part: None if part[0] == 40 else part[part % 7 > 0], None, range(len(Dealt()))
-        ),
-        157,
-    ),
+    "once, an iterator": (lambda: iter(NUMBERS.split(16)), 200),
+    "once, of one iterator": (lambda: OneIterator(NUMBERS.split(16)), 200),
+    "once, a stream": (lambda: DataLoader(Stream(NUMBERS), 16), 200),
+    "some missing": (lambda: NumberedBatches(Dealt(), without_some, None, range(len(Dealt()))), 157),
 }
+SHUFFLED = {"own generator", "last one dropped", "a number", "subset", "python", "batches"}
+
+
+def numbers_of(data):
+    return [number for numbers, _ in data for number in numbers.tolist()]
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_every_sample_is_in_one_part_the_same_in_each_pass(name):
+def test_every_sample_is_in_one_part_the_same_in_each_pass_and_process(name):
     make, expected = LOADERS[name]
-    loader = make()
-    passes = []
-    for _ in range(2):
-        parts = Data.of(loader, nn.Identity()).divided()
-        passes.append([[number for numbers, _ in part for number in numbers.tolist()] for part in parts])
-        again = [[number for numbers, _ in part for number in numbers.tolist()] for part in parts]
-        assert again == passes[-1]
+    loader, state, passes = make(), torch.random.get_rng_state(), []
+    for number in range(2):
+        data = Data.of(make() if number and name.startswith("once") else loader, nn.Identity())
+        assert Data.of(data, nn.Identity()) is data
+        passes.append([numbers_of(part) for part in data.divided()])
+        again = [[list(part[rank::2]) for rank in range(2)] for part in data.divided()]
+        for part, shares in zip(passes[-1], again, strict=True):
+            dealt = [batch for pair in zip_longest(*shares) for batch in pair if batch]
+            assert numbers_of(dealt) == part or name == "some missing"
     kept, held_out = passes[0]
-    assert passes[0] == passes[1]
+    assert passes[0] == passes[1] and (kept != sorted(kept)) == (name in SHUFFLED)
     assert len(kept) + len(held_out) == len({*kept, *held_out}) == expected
     assert min(32, expected // 4) - 8 <= len(held_out) <= expected // 4
+    if name not in ("own code", "once, a stream"):  # draws elsewhere stay the same
+        assert torch.random.get_rng_state().equal(state)
 
 
 def test_a_sample_that_is_drawn_twice_is_held_out_twice():
-    sampler = WeightedRandomSampler(torch.ones(200), 1000)
+    sampler = of_torch.WeightedRandomSampler(torch.ones(200), 1000)
     kept, held_out = Data.of(DataLoader(SAMPLES, 16, sampler=sampler), nn.Identity()).divided()
-    seen = [{number for numbers, _ in part for number in numbers.tolist()} for part in (kept, held_out)]
-    assert (
-        not seen[0] & seen[1] and len(seen[0] | seen[1]) > 190 and sum(map(sum, (kept.sizes, held_out.sizes))) == 1000
-    )
+    seen = [{*numbers_of(part)} for part in (kept, held_out)]
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) > 190 and sum(kept.sizes + held_out.sizes) == 1000
 
 
 def test_a_batch_that_is_an_item_counts_its_samples():
@@ -168,23 +189,18 @@ def test_held_out_data_may_be_none_or_an_array(held_out):
     assert sum(prepared.held_out.sizes) == (4 if len(held_out) else 0)
 
 
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.first, self.second = nn.Embedding(16, 32), nn.Linear(32, 32), nn.Linear(32, 32)
-
-    def forward(self, inputs):
-        return self.second(self.first(self.words(inputs["input_ids"])))
-
-
 def test_texts_of_other_forms_are_read():
     """The second batch does not show which tokens come from the data."""
     words = torch.arange(16).reshape(2, 8)
     data = [{"input_ids": words[:1]}, {"input_ids": words, "token_type_ids": 0 * words}]
-    assert facts.prepare(Words().eval(), data, outputs="features").parts
+    layers = {"words": nn.Embedding(16, 32), **linears("first", "second", size=32)}
+    network = Net(lambda net, inputs: net.second(net.first(net.words(inputs["input_ids"]))), **layers)
+    assert facts.prepare(network.eval(), data, outputs="features").parts
 
 
-def test_an_error_needs_samples_that_are_held_out():
-    model, batches = make_model(), numbered(image_batches([3]))
-    with pytest.raises(ValueError, match="measured on held-out samples, but there are too few"):
-        facts.compress(model, batches, budget=facts.Budget(error=0.1))
+test_an_error_needs_samples_that_are_held_out = refused(
+    (
+        lambda: facts.compress(make_model(), numbered(image_batches([3])), budget=facts.Budget(error=0.1)),
+        "measured on held-out samples, but there are too few",
+    )
+)

@@ -1,6 +1,5 @@
 """Which parts are compressed, and the reason why each of the others is not."""
 
-import logging
 import re
 
 import pytest
@@ -12,6 +11,8 @@ import facts
 from facts.parts.attention import OutputUnit, ScoreUnit
 from facts.parts.layers import NEVER_USED, NOT_PER_SAMPLE, LayerPart, reasons_to_skip, select_layers
 from tests.networks import UNIFORM
+from tests.refusals import refused, refuses
+from tests.toys import Net, linears
 
 
 class Doubling(nn.Linear):
@@ -19,40 +20,20 @@ class Doubling(nn.Linear):
         return 2 * super().forward(x)
 
 
-class Everything(nn.Module):
+def everything():
     """Vectors `[N, 12]`; one layer for each reason."""
 
-    def __init__(self):
-        super().__init__()
-        self.good = nn.Linear(12, 16)
-        self.normaliser = nn.Linear(16, 16)
-        self.small = nn.Linear(16, 9)
-        self.idle = nn.Linear(16, 16)
-        self.read = nn.Linear(9, 16)
-        self.of_a_table = nn.Linear(4, 16)
-        self.own = Doubling(16, 16)
-        self.tied = nn.Linear(16, 16)
-        self.second = nn.Linear(16, 16)
-        self.second.weight = self.tied.weight
-        self.classifier = nn.Linear(16, 10)
-        self.register_buffer("table", torch.randn(1, 4))
+    def run(net, x):
+        x = net.small(net.normaliser(torch.tanh(net.good(x))))
+        x = F.linear(x, net.read.weight, net.read.bias) + net.of_a_table(net.table)
+        return net.classifier(net.second(net.tied(net.own(x))))
 
-    def forward(self, x):
-        x = self.small(self.normaliser(torch.tanh(self.good(x))))
-        x = F.linear(x, self.read.weight, self.read.bias) + self.of_a_table(self.table)
-        return self.classifier(self.second(self.tied(self.own(x))))
-
-
-class Careless(nn.Module):
-    """Looks at values, which the meta device does not have."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Linear(12, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        scale = 2.0 if x.sum().item() > 0 else 1.0
-        return self.head(torch.tanh(self.layer(scale * x)))
+    sizes = {"good": (12, 16), "small": (16, 9), "read": (9, 16), "of_a_table": (4, 16), "classifier": (16, 10)}
+    layers = {name: nn.Linear(*size) for name, size in sizes.items()}
+    net = Net(run, **layers, **linears("normaliser", "idle", "tied", "second", size=16), own=Doubling(16, 16))
+    net.second.weight = net.tied.weight
+    net.register_buffer("table", torch.randn(1, 4))
+    return net
 
 
 @pytest.fixture
@@ -63,7 +44,7 @@ def vectors():
 
 class TestReasons:
     def test_each_of_them(self, vectors):
-        result = facts.compress(Everything(), vectors)
+        result = facts.compress(everything(), vectors)
         assert list(result.plan) == ["good"]
         assert result.skipped == {
             "normaliser": "its name holds `norm`",
@@ -78,22 +59,26 @@ class TestReasons:
         }
 
     def test_layers_that_are_named_are_taken(self, vectors):
-        prepared = facts.prepare(Everything(), vectors, layers=["good", "normaliser"])
+        prepared = facts.prepare(everything(), vectors, layers=["good", "normaliser"])
         assert list(prepared.layers) == ["good", "normaliser"]
         assert prepared.skipped["small"] == "not among the layers named"
         assert len(prepared.skipped) == 8
 
 
 def test_a_network_that_looks_at_values(vectors, caplog):
-    """Its FLOPs stay unknown; those of its layers do not."""
-    with caplog.at_level(logging.WARNING):
-        result = facts.compress(Careless(), vectors, **UNIFORM)
-    assert "no FLOPs: Careless does not run on the meta device" in caplog.text
+    """Which the meta device does not have: its FLOPs stay unknown, those of its layers do not."""
+
+    def careless(net, x):
+        return net.head(torch.tanh(net.layer((2.0 if x.sum().item() > 0 else 1.0) * x)))
+
+    model = Net(careless, layer=nn.Linear(12, 16), head=nn.Linear(16, 4))
+    result = facts.compress(model, vectors, **UNIFORM)
+    assert "no FLOPs: Net does not run on the meta device" in caplog.text
     assert result.summary.before.flops is None
     assert result.summary.costs.budget["flops"] == 2 * 12 * 16 // 2
     assert result.plan["layer"] == 3
     with pytest.raises(RuntimeError, match="meta"):  # without data there is no other way
-        facts.prepare(Careless(), input_shape=(1, 12))
+        facts.prepare(model, input_shape=(1, 12))
 
 
 def test_the_last_layer_makes_the_outputs_whatever_its_name(vectors):
@@ -111,17 +96,21 @@ def test_a_layer_under_two_names_is_replaced_under_both(vectors):
     assert result.summary.after == facts.count_cost(result.model, (1, 12))
 
 
+def convolutions():
+    return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 3))
+
+
 def test_a_plan_names_layers():
-    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 3))
-    plan = facts.compress(model, estimator="pela").plan
+    plan = facts.compress(model := convolutions(), estimator="pela").plan
     assert facts.compress(model, estimator="pela", layers=plan).plan == plan
-    for layers, message in (
-        (["4"], "no linear layer or 1x1 convolution is called 4; Sequential has 0, 2"),
-        ("vision.*", r"no linear layer or 1x1 convolution is called vision\.\*; Sequential has 0, 2"),
-        ("0", r"or given as a list of names: \['0'\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            facts.prepare(model, layers=layers)
+
+
+NONE = "no linear layer or 1x1 convolution is called"
+test_names_that_no_layer_has = refused(
+    (lambda: facts.prepare(convolutions(), layers=["4"]), f"{NONE} 4; Sequential has 0, 2"),
+    (lambda: facts.prepare(convolutions(), layers="vision.*"), rf"{NONE} vision\.\*; Sequential has 0, 2"),
+    (lambda: facts.prepare(convolutions(), layers="0"), r"or given as a list of names: \['0'\]"),
+)
 
 
 class Unchanged(nn.Linear):
@@ -180,8 +169,7 @@ class TestLayersThatComputeMore:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
         adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["2"], r=12, init_lora_weights=False))
-        with pytest.raises(ValueError, match=r"has adapters of PEFT .* model = model.merge_and_unload\(\)"):
-            facts.compress(adapted, vectors)
+        refuses(r"has adapters of PEFT .* model = model.merge_and_unload\(\)", facts.compress, adapted, vectors)
         merged = adapted.merge_and_unload()
         assert set(facts.compress(merged, vectors, ratio=0.5).plan) == {"0", "2"}
 
@@ -202,22 +190,12 @@ class Attention(nn.Module):
         return self.proj(F.scaled_dot_product_attention(queries, keys, values))
 
 
-class Network(nn.Module):
-    def __init__(self, follows: bool):
-        super().__init__()
-        self.attention = Attention(12, follows)
-
-    def forward(self, x):
-        return self.attention(x).mean(dim=1)
-
-
 def test_one_head_is_a_unit_only_if_the_code_follows_its_width():
     """At the width of the inputs both codes run; narrower, one does not."""
     torch.manual_seed(0)
     batches = [(torch.randn(8, 5, 12), torch.randint(12, (8,))) for _ in range(2)]
-    follows, fixed = (
-        facts.prepare(Network(each).eval(), batches, held_out=(), parts="units") for each in (True, False)
-    )
+    networks = (Net(lambda net, x: net.attention(x).mean(1), attention=Attention(12, each)) for each in (True, False))
+    follows, fixed = (facts.prepare(each.eval(), batches, held_out=(), parts="units") for each in networks)
     assert [type(part) for part in follows.parts.values()] == [ScoreUnit, OutputUnit]
     assert [type(part) for part in fixed.parts.values()] == [LayerPart, LayerPart]
     assert set(fixed.skipped) >= {"attention.qkv", "attention.proj"} and not follows.skipped

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -27,17 +28,14 @@ def test_the_result_is_printed_measured_and_saved(compressed):
 
 
 def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
-    given, functions = {}, {name: getattr(facts, name) for name in ("prepare", "compress")}
+    given = {}
 
-    def noting(name):
-        def call(model, *args, **options):
-            given.update(options, **({"calibration": args[0]} if args else {}))
-            return functions[name](model, *args, **options)
+    def noted(function, model, *args, **options):
+        given.update(options, **({"calibration": args[0]} if args else {}))
+        return function(model, *args, **options)
 
-        return call
-
-    for name in functions:
-        monkeypatch.setattr(facts, name, noting(name))
+    for name in ("prepare", "compress"):
+        monkeypatch.setattr(facts, name, partial(noted, getattr(facts, name)))
     options = ["--estimator", "svd_llm", "--search", "memvit", "--params", 7e4, "--num-calibration", 5]
     options += ["--seed", 2, "--batch-size", 5, "--cache", tmp_path / "cache"]
     result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
@@ -159,11 +157,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
     [
         (["timm/deit_tiny"], [], "there is no network 'timm/deit_tiny': is it timm/deit_tiny_distilled_patch16_224"),
         (["timm/resnet50.foo"], [], "there is no network 'timm/resnet50.foo': is it timm/resnet50 or"),
-        (
-            ["timm/qqqqqq"],
-            [],
-            "there is no network 'timm/qqqqqq': name one as timm/NAME or torchvision/NAME",
-        ),
+        (["timm/qqqqqq"], [], "there is no network 'timm/qqqqqq': name one as timm/NAME or torchvision/NAME"),
         (["torchvision/resnt50"], [], "there is no network 'torchvision/resnt50': is it torchvision/resnet50"),
         (["torchvision/resnet18", "--num-classes", "3"], [], "published weights of resnet18 are for 1,000 classes"),
         (["resnet50"], [], "there is no network 'resnet50': is it timm/resnet50 or torchvision/resnet50?"),

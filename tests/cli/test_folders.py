@@ -20,9 +20,8 @@ class TestEvaluate:
     def test_metrics_are_those_measured_when_the_network_was_made(self, run, compressed, photos):
         _, folder = compressed
         description, options = saved(folder), ("--data", photos, "--num-workers", 0, "--unseen")
-        after, before = (
-            json.loads(run("evaluate", *network, *options, "--json").stdout) for network in ([folder], VIT)
-        )
+        printed = (run("evaluate", *network, *options, "--json").stdout for network in ([folder], VIT))
+        after, before = map(json.loads, printed)
         for found, which, cost in ((after, "compressed", "after"), (before, "original", "before")):
             for name in ("top1", "top1_standard_error"):
                 assert found[name] == description["metrics"][name][which]
@@ -106,18 +105,13 @@ class TestExport:
         assert all(0 < float(error) < 0.1 for error in in_int8) and len(in_int8) == bool(data)
         assert sorted(path.name for path in tmp_path.iterdir()) == files
 
-    def test_an_unknown_ending_is_refused(self, run, compressed, tmp_path):
-        assert (
-            "a.foo must end in .onnx or .xml or .pt2"
-            in run("export", compressed[1], "--out", tmp_path / "a.foo", code=1).output
-        )
-
-    def test_what_is_not_possible_in_int8(self, run, compressed, photos, tmp_path):
-        message = "--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data"
-        for name, options in (
-            ("vit.pt2", ["--int8", "--data", photos]),
-            ("a.onnx", ["--int8"]),
-            ("a.xml", ["--data", photos]),
+    def test_refusals(self, run, compressed, photos, tmp_path):
+        int8 = "--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data"
+        for name, options, message in (
+            ("a.foo", [], "a.foo must end in .onnx or .xml or .pt2"),
+            ("vit.pt2", ["--int8", "--data", photos], int8),
+            ("a.onnx", ["--int8"], int8),
+            ("a.xml", ["--data", photos], int8),
         ):
             assert message in run("export", compressed[1], "--out", tmp_path / name, *options, code=1).output
 

@@ -39,7 +39,6 @@ def dataset(photos):
 
 
 def accuracy(folder, images, labels):
-    """Measure the network by transformers' own means."""
     model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     found = model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1)
@@ -141,7 +140,6 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def language_model(texts, tmp_path_factory):
-    """As transformers saves one."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     model = make_causal_lm(dtype=torch.float32)
     model.resize_token_embeddings(NUM_TOKENS)
@@ -172,11 +170,7 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     one_window = ("--sequence-length", len(tokenizer("one two three four five six")["input_ids"]))
     for text, options, message in (
         ("nowhere.txt", (), "there is no file or folder nowhere.txt: give an existing one, or hub:OWNER/DATASET"),
-        (
-            texts / "test.txt",
-            ("--num-calibration", 1000),
-            "needs 1016 windows of 16 tokens",
-        ),
+        (texts / "test.txt", ("--num-calibration", 1000), "needs 1016 windows of 16 tokens"),
         (texts / "test.txt", ("--sequence-length", 5000), "tokens does not fill a window of 5000: give a longer one"),
         (tmp_path / "other.txt", (), "other.txt is no text in UTF-8 ("),
         (tmp_path / "short.txt", one_window, "the training text has 1: give a longer one"),

@@ -8,6 +8,7 @@ import pytest
 import facts
 from facts import Budget
 from tests.networks import image_batches, make_vit
+from tests.refusals import refused, refuses
 
 OPTIONS = {"estimator": "svd_llm", "search": "uniform", "form": "plain"}
 
@@ -23,20 +24,36 @@ def test_a_half_unless_something_else_is_bounded():
     assert Budget(error=0.1).with_ratios(None).ratios == {}
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Budget.of(0.5, bounds={"flops": 0.6}), "flops is bounded twice, by ratio=0.5 and by 0.6"),
-        (lambda: Budget.of(0.5, "bytes"), "cost must be one of flops, params, latency, got 'bytes'"),
-        (lambda: Budget.of(True), r"must lie in \(0, 1\], got True for flops"),
-        (lambda: Budget(flops=1e9).with_ratios(0.5), "flops is bounded twice, by a ratio and by a limit"),
-        (lambda: Budget(error=math.nan), "the error of a budget must be a positive number, got nan"),
-        (lambda: Budget(error=0.1).with_ratios(0.5), "a bound on the error replaces all others"),
-    ],
+IMAGES = image_batches([16, 16], shape=(3, 16, 16))
+
+
+def compress(error, data=IMAGES, **options):
+    return facts.compress(make_vit(depth=1), data, budget=Budget(error=error), **options)
+
+
+test_refusals = refused(
+    (lambda: Budget.of(0.5, bounds={"flops": 0.6}), "flops is bounded twice, by ratio=0.5 and by 0.6"),
+    (lambda: Budget.of(0.5, "bytes"), "cost must be one of flops, params, latency, got 'bytes'"),
+    (lambda: Budget.of(True), r"must lie in \(0, 1\], got True for flops"),
+    (lambda: Budget(flops=1e9).with_ratios(0.5), "flops is bounded twice, by a ratio and by a limit"),
+    (lambda: Budget(error=math.nan), "the error of a budget must be a positive number, got nan"),
+    (lambda: Budget(error=0.1).with_ratios(0.5), "a bound on the error replaces all others"),
+    (lambda: compress(0.1, cost="latency"), 'choose cost="flops" or "params", not latency'),
+    (lambda: compress(0.1, image_batches([3], shape=(3, 16, 16))), "there are too few: give at least 4 samples"),
+    (lambda: compress(1e-12, **OPTIONS), r"even with 99% of the flops, on .* an error of more than 1e-12"),
+    (
+        lambda: compress(0.1, None, estimator="pela"),
+        "error compares outputs on calibration data: give some, or a ratio",
+    ),
 )
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+
+
+def test_limits_that_cannot_be_met(model, batches):
+    message = r"params of 5 cannot be met: of the network's \d+, only \d+ belong to"
+    refuses(message, facts.compress, model, batches, budget=Budget(params=5))
+    refuses("cannot be met; allow more than that", facts.compress, model, batches, budget=Budget(latency_ms=1e-6))
+    message = r"the network's FLOPs are unknown: give calibration data, facts\.prepare"
+    refuses(message, facts.compress, model, estimator="pela", budget=Budget(flops=1000))
 
 
 @pytest.mark.parametrize("name", ["flops", "params"])
@@ -50,18 +67,6 @@ def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, 
     assert after <= allowed
     rest = whole - (before - (after - costs.spent[name]))  # outside the layers
     assert 0 <= costs.budget[name] - (allowed - rest) + 1 <= 1.001
-
-
-def test_limits_that_cannot_be_met(model, batches):
-    with pytest.raises(ValueError, match=r"params of 5 cannot be met: of the network's \d+, only \d+ belong to"):
-        facts.compress(model, batches, budget=Budget(params=5))
-    with pytest.raises(ValueError, match="cannot be met; allow more than that"):
-        facts.compress(model, batches, budget=Budget(latency_ms=1e-6))
-    with pytest.raises(ValueError, match=r"the network's FLOPs are unknown: give calibration data, facts\.prepare"):
-        facts.compress(model, estimator="pela", budget=Budget(flops=1000))
-
-
-IMAGES = image_batches([16, 16], shape=(3, 16, 16))
 
 
 def test_the_smallest_hundredth_within_an_error_is_found(caplog):
@@ -84,19 +89,4 @@ def test_the_smallest_hundredth_within_an_error_is_found(caplog):
 
 def test_ratios_without_a_plan_are_too_small():
     """CoRS has no rank below a tenth of each layer; the bisection goes on above."""
-    result = facts.compress(make_vit(depth=1), IMAGES, budget=Budget(error=10.0), search="cors", estimator="svd_llm")
-    assert result.summary.costs.bounds["flops"] < 0.5
-
-
-@pytest.mark.parametrize(
-    ("data", "error", "options", "message"),
-    [
-        (IMAGES, 0.1, {"cost": "latency"}, 'choose cost="flops" or "params", not latency'),
-        (image_batches([3], shape=(3, 16, 16)), 0.001, OPTIONS, "there are too few: give at least 4 samples"),
-        (IMAGES, 1e-12, OPTIONS, r"even with 99% of the flops, on .* an error of more than 1e-12"),
-        (None, 0.1, {"estimator": "pela"}, "error compares outputs on calibration data: give some, or a ratio"),
-    ],
-)
-def test_errors_that_cannot_be_bounded(data, error, options, message):
-    with pytest.raises(ValueError, match=message):
-        facts.compress(make_vit(depth=1), data, budget=Budget(error=error), **options)
+    assert compress(10.0, search="cors", estimator="svd_llm").summary.costs.bounds["flops"] < 0.5

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from facts.estimators import ASVD, FACTS, GFWSVD
@@ -14,6 +15,8 @@ from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.search import Uniform
 from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make_model, relative_error, same_weights
+from tests.refusals import refused, refuses
+from tests.toys import Net, linears
 
 
 class TestResult:
@@ -70,6 +73,8 @@ class TestResult:
         result = facts.compress(model, batches, ratio=0.8, execution=facts.Execution(torch.bfloat16))
         assert {parameter.dtype for parameter in result.model.parameters()} == {torch.float32}
         assert 0 < relative_error(result.model(images), exact) < 0.05
+        half = facts.compress(make_model(torch.bfloat16), estimator="pela", ratio=0.6)
+        assert result.summary.method.form == half.summary.method.form == "plain"
 
     def test_a_callers_autocast_changes_nothing(self):
         """Neither the pass nor the choice of pivots."""
@@ -105,124 +110,94 @@ class TestDefaults:
         result = facts.compress(model, batches, loss=loss, ratio=0.6)
         assert f"labels='{labels}'" in result.summary.method.search
 
-    def test_plain_layers_in_half_precision(self, model, batches):
-        half = facts.compress(model, batches, ratio=0.6, execution=facts.Execution(torch.bfloat16))
-        assert half.summary.method.form == "plain"
-        assert facts.compress(make_model(torch.bfloat16), estimator="pela", ratio=0.6).summary.method.form == "plain"
 
-
-class OnlyFirst(nn.Module):
-    """`second` never runs and `ignored` has no influence."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.ignored = (nn.Linear(12, 12) for _ in range(3))
-
-    def forward(self, x):
-        self.ignored(x)
-        return self.first(x)
+def only_first(**options):
+    """Compress a network in which `second` never runs and `ignored` has no influence."""
+    network = Net(lambda net, x: (net.first(x), net.ignored(x))[0], **linears("first", "second", "ignored"))
+    return facts.compress(network, [(torch.randn(3, 12), torch.tensor([0, 1, 2]))], **options)
 
 
 def nan_for_one(outputs, targets):
     return summed_cross_entropy(outputs, targets) * (math.nan if len(targets) == 1 else 1.0)
 
 
-class TestRefusals:
-    """Arguments that are wrong by themselves are in `tests/attacks`."""
-
-    DATA = ((torch.randn(3, 12), torch.tensor([0, 1, 2])),)
-
-    def test_without_data(self, model):
-        with pytest.raises(ValueError, match="give calibration or sensitivity data"):
-            facts.compress(facts.prepare(model, input_shape=(3, 8, 8)), estimator="pela", search="cors")
-        with pytest.raises(ValueError, match="the calibration data is empty"):
-            facts.compress(model, iter(()))
-
-    def test_shapes_of_factors(self):
-        inputs, grads = torch.zeros(3, 4, 5), torch.zeros(3, 4, 2)
-        with pytest.raises(ValueError, match=r"inputs \[3, 4, 5\] and output_grads \[3, 5, 2\] may differ only"):
-            facts.estimate_factors("facts", inputs, torch.zeros(3, 5, 2))
-        with pytest.raises(ValueError, match=r"the weight must be \[d_out, d_in\] = \[2, 5\], got \[5, 2\]"):
-            facts.estimate_factors("facts", inputs, grads, torch.zeros(5, 2))
-
-    def test_layers_that_the_loss_does_not_reach(self):
-        for name in ("facts", "svd_llm"):
-            with pytest.raises(ValueError, match="layers that never ran on the calibration data: second; leave them"):
-                facts.compress(OnlyFirst(), self.DATA, estimator=name, layers=["first", "second"])
-        with pytest.raises(ValueError, match="layer ignored ran, but the loss does not depend on it"):
-            facts.compress(OnlyFirst(), self.DATA, layers=["first", "ignored"], **UNIFORM)
-        result = facts.compress(OnlyFirst(), self.DATA, layers=["first", "ignored"], estimator="svd_llm", **UNIFORM)
-        assert result.plan == {"first": 3, "ignored": 3}
-
-    def test_values_that_are_not_finite(self, model, batches):
-        with pytest.raises(ValueError, match="in the output gradients of layer vector, in calibration batch 2"):
-            compress_on_all(model, batches, loss=nan_for_one)
-        overflowing = [(1e25 * images, labels) for images, labels in batches]
-        with pytest.raises(ValueError, match="layer grid cannot be decomposed by SVDLLM: the factor holds NaN"):
-            facts.compress(model, overflowing, estimator="svd_llm")
-        batches[1][0][2, 0, 0, 0] = math.inf
-        with pytest.raises(ValueError, match="in the activations of layer grid, in calibration batch 1"):
-            facts.compress(model, batches)
-        model.tokens.weight.data[0, 0] = math.nan
-        with pytest.raises(ValueError, match="layer tokens cannot be decomposed by PELA"):
-            facts.compress(model, estimator="pela")
+def test_layers_that_the_loss_does_not_reach(model):
+    for name in ("facts", "svd_llm"):
+        message = "layers that never ran on the calibration data: second; leave them"
+        refuses(message, only_first, estimator=name, layers=["first", "second"])
+    message = "layer ignored ran, but the loss does not depend on it"
+    refuses(message, only_first, layers=["first", "ignored"], **UNIFORM)
+    prepared = facts.prepare(model, input_shape=(3, 8, 8))
+    refuses("give calibration or sensitivity data", facts.compress, prepared, estimator="pela", search="cors")
+    result = only_first(layers=["first", "ignored"], estimator="svd_llm", **UNIFORM)
+    assert result.plan == {"first": 3, "ignored": 3}
 
 
-class Autoencoder(nn.Module):
+def test_values_that_are_not_finite(model, batches):
+    with pytest.raises(ValueError, match="in the output gradients of layer vector, in calibration batch 2"):
+        compress_on_all(model, batches, loss=nan_for_one)
+    overflowing = [(1e25 * images, labels) for images, labels in batches]
+    with pytest.raises(ValueError, match="layer grid cannot be decomposed by SVDLLM: the factor holds NaN"):
+        facts.compress(model, overflowing, estimator="svd_llm")
+    batches[1][0][2, 0, 0, 0] = math.inf
+    refuses("in the activations of layer grid, in calibration batch 1", facts.compress, model, batches)
+    model.tokens.weight.data[0, 0] = math.nan
+    refuses("layer tokens cannot be decomposed by PELA", facts.compress, model, estimator="pela")
+
+
+def autoencoder():
     """Multiplies by a weight and, in a function, by the same one transposed."""
 
-    def __init__(self):
-        super().__init__()
-        self.code, self.middle, self.last = nn.Linear(12, 40), nn.Linear(12, 12), nn.Linear(12, 4)
+    def run(net, x):
+        return net.last(net.middle(F.linear(torch.relu(net.code(x)), net.code.weight.t())))
 
-    def forward(self, x):
-        return self.last(self.middle(F.linear(torch.relu(self.code(x)), self.code.weight.t())))
+    return Net(run, code=nn.Linear(12, 40), middle=nn.Linear(12, 12), last=nn.Linear(12, 4))
 
 
-class Listed(nn.Module):
+def listed():
     """Runs its layers from a list that PyTorch does not know of."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(12, 40), nn.Linear(40, 12), nn.Linear(12, 4)
-        self.order = [self.first, nn.ReLU(), self.second]
-
-    def forward(self, x):
-        for layer in self.order:
-            x = layer(x)
-        return self.last(x)
+    net = Net(lambda net, x: net.last(net.order[1](net.order[0](x))), first=nn.Linear(12, 40), last=nn.Linear(40, 4))
+    net.order = [net.first, nn.ReLU()]
+    return net
 
 
 FEW = ((torch.randn(16, 12), torch.arange(16) % 4),)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda model: facts.compress(Autoencoder(), FEW, ratio=0.5),
-            "by its plan: its code reads `.weight` of layers",
-        ),
-        (lambda model: facts.compress(Listed(), FEW), "first: it is also in a plain list or mapping"),
-        (lambda model: facts.compress(model, FEW, budget=1e9), r"budget= takes facts.Budget\(flops=.+ got 1000000000"),
-        (lambda model: facts.compress(model, FEW, execution="folder"), r"execution= takes facts.Execution\(cache="),
-        (lambda model: facts.compress(model, FEW, parts=()), "parts must be one of layers, units, tokens"),
-        (lambda model: facts.compress(model, FEW, loss="mse"), "loss is a function of the outputs and targets"),
-        (lambda model: facts.compress(model, FEW, loss=lambda out, labels: 0.0), "the loss must be one number"),
-        (lambda model: facts.compress(model, FEW[0][0][:3], budget=facts.Budget(error=0.1)), "give at least 4 samples"),
-        (lambda model: facts.Execution(timing=5), "timing of an execution must be TimingPolicy, got 5"),
-        (lambda model: facts.prepare(model, FEW, protected="1"), "protected is the number of tokens at the front"),
-        (lambda model: facts.prepare(model, input_shape=224), "input_shape is an image's"),
-        (lambda model: facts.pareto(model, len), "pareto needs what facts.prepare returns, got Sequential"),
-        (lambda model: facts.pareto(facts.prepare(model, FEW), len, ratios=0.5), "estimators, searches and ratios are"),
-        (lambda model: facts.pareto(facts.prepare(model, FEW), len, ratios=()), "there is nothing to compare"),
-        (lambda model: facts.set_tokens(facts.compress(model, FEW), {}), "set_tokens needs a network"),
-    ],
+def small():
+    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 12), nn.Linear(12, 4))
+
+
+def compress(data=FEW, **options):
+    return facts.compress(small(), data, **options)
+
+
+test_what_cannot_be_meant_is_refused_in_a_line = refused(
+    (lambda: facts.compress(autoencoder(), FEW, ratio=0.5), "by its plan: its code reads `.weight` of layers"),
+    (lambda: facts.compress(listed(), FEW), "first: it is also in a plain list or mapping"),
+    (lambda: compress(budget=1e9), r"budget= takes facts.Budget\(flops=.+ got 1000000000"),
+    (lambda: compress(execution="folder"), r"execution= takes facts.Execution\(cache="),
+    (lambda: compress(parts=()), "parts must be one of layers, units, tokens"),
+    (lambda: compress(loss="mse"), "loss is a function of the outputs and targets"),
+    (lambda: compress(loss=lambda out, labels: 0.0), "the loss must be one number"),
+    (lambda: compress(FEW[0][0][:3], budget=facts.Budget(error=0.1)), "give at least 4 samples"),
+    (lambda: compress(iter(())), "the calibration data is empty"),
+    (lambda: facts.Execution(timing=5), "timing of an execution must be TimingPolicy, got 5"),
+    (lambda: facts.prepare(small(), FEW, protected="1"), "protected is the number of tokens at the front"),
+    (lambda: facts.prepare(small(), input_shape=224), "input_shape is an image's"),
+    (lambda: facts.pareto(small(), len), "pareto needs what facts.prepare returns, got Sequential"),
+    (lambda: facts.pareto(facts.prepare(small(), FEW), len, ratios=0.5), "estimators, searches and ratios are"),
+    (lambda: facts.pareto(facts.prepare(small(), FEW), len, ratios=()), "there is nothing to compare"),
+    (lambda: facts.set_tokens(compress(), {}), "set_tokens needs a network"),
 )
-def test_what_cannot_be_meant_is_refused_in_a_line(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        call(nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 12), nn.Linear(12, 4)))
-    assert "\n" not in str(caught.value)
+
+
+def test_shapes_of_factors():
+    inputs, grads, call = torch.zeros(3, 4, 5), torch.zeros(3, 4, 2), facts.estimate_factors
+    message = r"inputs \[3, 4, 5\] and output_grads \[3, 5, 2\] may differ only"
+    refuses(message, call, "facts", inputs, torch.zeros(3, 5, 2))
+    message = r"the weight must be \[d_out, d_in\] = \[2, 5\], got \[5, 2\]"
+    refuses(message, call, "facts", inputs, grads, torch.zeros(5, 2))
 
 
 def test_a_generous_latency_beside_another_bound_changes_nothing(model, batches):
@@ -230,23 +205,21 @@ def test_a_generous_latency_beside_another_bound_changes_nothing(model, batches)
     assert plans[0] == plans[1]
 
 
-class Counted(torch.utils.data.Dataset):
-    """Images that count how often one is read."""
+class Counted(TensorDataset):
+    """Counts the samples that are read."""
 
-    reads = 0
+    num_read = 0
 
-    def __len__(self):
-        return 3000
-
-    def __getitem__(self, place):
-        self.reads += 1
-        return torch.full((3, 8, 8), place / 3000, dtype=torch.float64), place % 4
+    def __getitem__(self, index):
+        self.num_read += 1
+        return super().__getitem__(index)
 
 
 def test_data_are_read_about_once():
-    data = Counted()
-    facts.compress(make_model(), data, ratio=0.8)
-    assert len(data) < data.reads < 1.4 * len(data)
+    """Of samples that are held out, no other one is read."""
+    data = Counted(torch.rand(3000, 3, 8, 8, dtype=torch.float64), torch.arange(3000) % 4)
+    facts.compress(make_model(), DataLoader(data, 64, shuffle=True), ratio=0.8)
+    assert len(data) < data.num_read < 1.4 * len(data)
 
 
 def test_of_two_that_decompose_at_once_the_second_waits(tmp_path, monkeypatch):

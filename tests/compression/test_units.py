@@ -24,6 +24,8 @@ from facts.search.methods.comcat import Mixture
 from facts.search.sensitivity_fisher import exact_profiles
 from facts.search.sensitivity_measured import Sensitivity
 from tests.networks import image_batches, make_causal_lm, make_image_classifier, make_swin, make_vit, relative_error
+from tests.refusals import refused
+from tests.toys import Net
 
 EXACT = 1e-10  # float64
 ATTENTION = {ScoreUnit, OutputUnit}
@@ -32,23 +34,16 @@ EVA = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads
 PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 2, 2, 4)}
 
 
-class Encoder(nn.Module):
+def encoder():
     """PyTorch's own encoder layers, on patches."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Conv2d(3, 16, 4, stride=4)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, images):
-        return self.head(self.encoder(self.embed(images).flatten(2).mT).mean(dim=1))
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
+    modules = {"embed": nn.Conv2d(3, 16, 4, stride=4), "encoder": layers, "head": nn.Linear(16, 4)}
+    return Net(lambda net, x: net.head(net.encoder(net.embed(x).flatten(2).mT).mean(dim=1)), **modules).double()
 
 
 def vit(**settings):
-    return VisionTransformer(
-        img_size=16, patch_size=4, num_classes=4, embed_dim=16, depth=2, num_heads=2, **settings
-    ).double()
+    sizes = {"img_size": 16, "patch_size": 4, "num_classes": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    return VisionTransformer(**sizes, **settings).double()
 
 
 def convnext():
@@ -76,7 +71,7 @@ FAMILIES = {
     "convnext": (convnext, 32, {HiddenUnit}),
     "eva": (partial(of_timm, "eva02_tiny_patch14_224", **EVA), 32, {LayerPart, HiddenUnit}),
     "pvt": (partial(of_timm, "pvt_v2_b0", **PVT), 32, {LayerPart}),
-    "pytorch": (lambda: Encoder().double(), 16, ALL),
+    "pytorch": (encoder, 16, ALL),
     "transformers, vit": (partial(transformer, "vit"), 32, ALL),
     "transformers, swin": (partial(transformer, "swin"), 32, ALL),
     "grouped queries, rotated": (partial(make_causal_lm, "qwen2"), None, {LayerPart, OutputUnit, HiddenUnit}),
@@ -104,9 +99,8 @@ def images_of(calibration):
 def problem_of(name):
     calibration = prepared(name)
     estimator = calibration.resolve_defaults(FACTS())
-    return AllocationProblem(
-        calibration, estimator, calibration.decompositions(estimator), {"flops": 0.5}, sensitivity=calibration.data
-    )
+    found, half = calibration.decompositions(estimator), {"flops": 0.5}
+    return AllocationProblem(calibration, estimator, found, half, sensitivity=calibration.data)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -259,11 +253,11 @@ def test_mlps_of_convolutions_are_narrowed_and_saved(tmp_path):
     assert loaded.model(images).equal(result.model(images))
 
 
-def test_what_works_on_layers_alone_refuses_units():
-    calibration = prepared("vit")
-    with pytest.raises(ValueError, match="this works on single layers"):
-        facts.compress(calibration, ratio=0.5, search="svd_llm_v2")
-    with pytest.raises(ValueError, match="parts must be one of layers, units, tokens, or several, got 'unit'"):
-        facts.prepare(make_vit(), image_batches([4], shape=(3, 16, 16)), parts="unit")
-    with pytest.raises(ValueError, match="units are found by running the network: give calibration data"):
-        facts.prepare(make_vit(), parts="units")
+test_what_works_on_layers_alone_refuses_units = refused(
+    (lambda: facts.compress(prepared("vit"), ratio=0.5, search="svd_llm_v2"), "this works on single layers"),
+    (
+        lambda: facts.prepare(make_vit(), image_batches([4], shape=(3, 16, 16)), parts="unit"),
+        "parts must be one of layers, units, tokens, or several, got 'unit'",
+    ),
+    (lambda: facts.prepare(make_vit(), parts="units"), "units are found by running the network: give calibration data"),
+)

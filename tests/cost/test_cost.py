@@ -24,6 +24,7 @@ from facts.parts import part_at, put
 from facts.search import AllocationProblem, Uniform
 from facts.search.budget import Budget
 from tests.networks import UNIFORM
+from tests.toys import Net
 
 QUICK = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
 BATCHES = [(torch.randn(16, 64), torch.randint(32, (16,)))]
@@ -73,9 +74,8 @@ def make_model():
 
 
 def make_table(model, inputs):
-    parts = {
-        name: part_at(model, name, "layers") for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
-    }
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    parts = {name: part_at(model, name, "layers") for name in names}
     return LatencyTable(model, parts, lambda network, plan: put(network, parts, plan), inputs)
 
 
@@ -94,9 +94,8 @@ def test_times_of_the_network_and_of_its_layers(clock):
 )
 def test_a_latency_budget_is_kept_and_spent(clock, search, bounds):
     """The share is that of the whole network, whose activations take as long as before."""
-    result = facts.compress(
-        make_model(), BATCHES, search=search, ratio=0.7, cost="latency", bounds=bounds, execution=QUICK
-    )
+    options = {"ratio": 0.7, "cost": "latency", "bounds": bounds, "execution": QUICK}
+    result = facts.compress(make_model(), BATCHES, search=search, **options)
     found = result.summary.costs.latency
     assert found["allowed"] == 0.7 * found["dense"]
     assert found["predicted"] <= found["allowed"] and (bounds or 0.9 * found["allowed"] < found["predicted"])
@@ -222,14 +221,8 @@ def test_full_rule_adds_mambavisions_mixing():
 
 
 def test_by_hand():
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 2, stride=2, bias=False),  # 4 x 4 maps
-        nn.BatchNorm2d(8),
-        nn.GELU(),
-        nn.Flatten(2),
-        nn.LayerNorm(16),
-        nn.Linear(16, 5),
-    )
+    stem = nn.Conv2d(3, 8, 2, stride=2, bias=False)  # 4 x 4 maps
+    model = nn.Sequential(stem, nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(2), nn.LayerNorm(16), nn.Linear(16, 5))
     products = 2 * 16 * 8 * (3 * 2 * 2) + 2 * 8 * 16 * 5
     elementwise = (4 + 1 + 5) * 8 * 16
     params = 3 * 8 * 4 + 2 * 8 + 2 * 16 + 16 * 5 + 5
@@ -237,15 +230,9 @@ def test_by_hand():
         assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
 
 
-class Functional(nn.Module):
+def functional(compute):
     """Vectors through `layer` alone, computed in one of several ways."""
-
-    def __init__(self, compute):
-        super().__init__()
-        self.layer, self.compute = nn.Linear(16, 24), compute
-
-    def forward(self, x):
-        return self.compute(self.layer, x)
+    return Net(lambda net, x: compute(net.layer, x), layer=nn.Linear(16, 24))
 
 
 @pytest.mark.parametrize(
@@ -262,9 +249,9 @@ class Functional(nn.Module):
     ],
 )
 def test_a_product_through_a_function_counts_as_the_layers(compute):
-    found, expected = (facts.count_cost(Functional(each), (10, 16)) for each in (compute, nn.Linear.__call__))
+    found, expected = (facts.count_cost(functional(each), (10, 16)) for each in (compute, nn.Linear.__call__))
     assert found == expected and expected.flops == 2 * 10 * 16 * 24
-    mixing = facts.count_cost(Functional(lambda layer, x: layer(x) @ layer(x).mT), (10, 16))
+    mixing = facts.count_cost(functional(lambda layer, x: layer(x) @ layer(x).mT), (10, 16))
     assert mixing.flops == 2 * expected.flops  # which the paper's rule leaves out
 
 

@@ -192,9 +192,8 @@ def test_products_are_decomposed_together_as_the_matrices_that_they_are(sides):
 
 def heads(num_groups, num_features=15):
     """Four heads of width 3 with biases, in groups."""
-    (queries, outputs), (keys, values) = (
-        torch.randn(2, number, 3, num_features, dtype=torch.float64) for number in (4, num_groups)
-    )
+    queries, outputs = torch.randn(2, 4, 3, num_features, dtype=torch.float64)
+    keys, values = torch.randn(2, num_groups, 3, num_features, dtype=torch.float64)
     biases = torch.randn(4, 3, dtype=torch.float64), *torch.randn(2, num_groups, 3, dtype=torch.float64), None
     return Heads(None, queries, keys, values, outputs.mT, *biases, scale=1.0)
 
@@ -256,11 +255,9 @@ SHAPES = [(12, 30), (30, 12), (20, 20), (1, 5)]
 
 def falling(rows: int, columns: int, decades: float) -> torch.Tensor:
     """A matrix whose singular values fall by so many powers of ten."""
-    generator = torch.Generator().manual_seed(rows)
+    torch.manual_seed(rows)
     rank = min(rows, columns)
-    left, right = (
-        torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64)).Q for size in (rows, columns)
-    )
+    left, right = (torch.linalg.qr(torch.randn(size, rank, dtype=torch.float64)).Q for size in (rows, columns))
     return left * torch.logspace(0, -decades, rank, dtype=torch.float64) @ right.T
 
 

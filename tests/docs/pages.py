@@ -22,7 +22,6 @@ def section_of(page: str, heading: str) -> str:
 
 
 def write_files(section: str, folder: Path) -> None:
-    """Write the files of a section into a folder."""
     for block in BLOCK.finditer(section):
         if block["file"]:
             path = folder / block["file"]
@@ -38,9 +37,8 @@ def marked(section: str, kind: str) -> str:
 def run(command: str, folder: Path, **environment: str) -> str:
     """Run a command in a shell in which `python` is this one, and return what it prints."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env={**os.environ, "PATH": path, **environment}, capture_output=True, text=True
-    )
+    own = {"shell": True, "cwd": folder, "env": {**os.environ, "PATH": path, **environment}}
+    done = subprocess.run(command, capture_output=True, text=True, **own)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

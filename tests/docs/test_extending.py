@@ -100,10 +100,8 @@ def test_an_estimator_inside_the_package_has_five_parts(tmp_path):
 
     here = {"PYTHONPATH": str(tmp_path)}
     run("python docs/make_tables.py", tmp_path, **here)
-    assert (
-        "| `diagonal` | the diagonals of KFAC's factors | Σ x xᵀ, on the diagonal |"
-        in (tmp_path / "docs/methods.md").read_text()
-    )
+    line = "| `diagonal` | the diagonals of KFAC's factors | Σ x xᵀ, on the diagonal |"
+    assert line in (tmp_path / "docs/methods.md").read_text()
     help_text = run("facts compress --help", tmp_path, **here, COLUMNS="200")
     assert "diagonal: the diagonals of KFAC's factors" in help_text
     chosen = "swin-diagonal or every_estimator_and_search or files_say"

@@ -23,11 +23,8 @@ NETWORKS = {
     "convnext": (make_convnext, (3, 32, 32)),
 }
 CLIPPED = [{"grad_clip": None}, {"grad_clip": 0.3}]
-NORMALIZED = [
-    {"grad_clip": grad_clip, "normalize": normalize}
-    for grad_clip in (None, "median", 0.3)
-    for normalize in ("none", "batch")
-]
+CLIPS, NORMS = (None, "median", 0.3), ("none", "batch")
+NORMALIZED = [{"grad_clip": grad_clip, "normalize": normalize} for grad_clip, normalize in product(CLIPS, NORMS)]
 assert ESTIMATORS.keys() == ORACLES.keys(), "each estimator has a reference in ORACLES of tests/oracles/factors.py"
 OPTIONS = [
     *((name, {}) for name in ESTIMATORS),
@@ -37,10 +34,8 @@ OPTIONS = [
     *product(["asvd"], ({"statistic": "max"}, {"alpha": 1.0})),
     ("fwsvd", {"exponent": 0.5}),
 ]
-VARIANTS = {
-    f"{name} {options or ''}".strip(): (ESTIMATORS[name](**options), ORACLES[name], options)
-    for name, options in OPTIONS
-}
+NAMED = {f"{name} {options or ''}".strip(): (name, options) for name, options in OPTIONS}
+VARIANTS = {key: (ESTIMATORS[name](**options), ORACLES[name], options) for key, (name, options) in NAMED.items()}
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -99,7 +94,6 @@ CLAIMING = [name for name, estimator in ESTIMATORS.items() if estimator.token_lo
 
 
 def are_same(name, x, g, other_x, other_g):
-    """Whether an estimator sees no difference."""
     estimator = GFWSVD(group_size=1) if name == "gfwsvd" else BY_SAMPLE[name]
     pair = facts.estimate_factors(estimator, x, g), facts.estimate_factors(estimator, other_x, other_g)
     sides = [[getattr(factors, side) / getattr(factors, side).norm() for factors in pair] for side in "AB"]

@@ -1,5 +1,7 @@
 """KFAC against curvlinops, FLAR's shrinkage against scikit-learn, FACTS with several power iterations."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -29,15 +31,9 @@ def test_factors_are_curvlinops_up_to_a_constant(make, shape, approximation, est
     model = make().eval()
     batches = image_batches([3, 3, 1], shape=shape)
     layers = select_layers(model).layers
-    operator = KFACLinearOperator(
-        model,
-        nn.CrossEntropyLoss(),
-        [layer.weight for layer in layers.values()],
-        batches,
-        fisher_type="empirical",
-        kfac_approx=approximation,
-        check_deterministic=False,
-    )
+    options = {"fisher_type": "empirical", "kfac_approx": approximation, "check_deterministic": False}
+    own = [layer.weight for layer in layers.values()]
+    operator = KFACLinearOperator(model, nn.CrossEntropyLoss(), own, batches, **options)
     operator.compute_kronecker_factors()
     theirs = operator.state_dict()
     moments = collect_moments(model, layers, batches, estimator.moments)
@@ -120,9 +116,8 @@ def literal_iterations(batches, number, grad_clip="median", normalize="batch"):
 def test_factors_of_a_network_are_those_of_the_loops(options):
     model, batches = make_model(), image_batches([3, 3, 1])
     layers = select_layers(model).layers
-    estimator, moments = see_data(
-        FACTS(num_iterations=3, **options), lambda wanted: collect_moments(model, layers, batches, wanted)
-    )
+    collect = partial(collect_moments, model, layers, batches)
+    estimator, moments = see_data(FACTS(num_iterations=3, **options), collect)
     samples = model_samples(model, batches, summed_cross_entropy)
     for layer in LAYERS:
         found, expected = estimator.factors(moments[layer]), literal_iterations(samples[layer], 3, **options)

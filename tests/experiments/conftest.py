@@ -1,11 +1,14 @@
-"""An environment that lacks a module, and commands in process."""
+"""An environment that lacks a module, commands in process, and experiments that a command chooses."""
 
 import importlib.util
 import sys
 
 import pytest
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
 
 from experiments.config import MODULES
+from experiments.grid import chosen_experiments
 
 
 @pytest.fixture
@@ -40,3 +43,17 @@ def command(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setenv("COLUMNS", "200")
     return call
+
+
+@pytest.fixture
+def chosen(composing, monkeypatch):
+    """A function that makes the experiments of a command's overrides."""
+
+    def make(*overrides: str):
+        config = compose("reproduce", [*overrides], return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
+        HydraConfig.instance().set_config(config)
+        return list(chosen_experiments(config))
+
+    with composing():
+        yield make

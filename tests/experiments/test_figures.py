@@ -103,10 +103,10 @@ def test_values_of_an_axis_lie_where_they_belong_and_names_are_not_joined(rows, 
     assert axes.get_ylim()[0] < min(heights.values()) < max(heights.values()) < axes.get_ylim()[1]
 
 
-def judged(num_right: int, minutes: float, size: int = 200) -> Record:
+def judged(num_right: int, minutes: float, size: int = 200, **metrics: float) -> Record:
     """The first so many of the test images are right."""
     right = torch.arange(size) < num_right
-    metrics = {"top1": 100 * num_right / size}
+    metrics |= {"top1": 100 * num_right / size}
     return make_record(metrics=metrics, outcomes={"top1": packed(right)}, seconds={"search": 60 * minutes})
 
 
@@ -130,9 +130,7 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
 
 
 def test_steps_have_standard_errors_and_a_colour_for_each_of_many_methods():
-    records = {f"method {number}": judged(150 + number, 0) for number in range(14)}
-    for number, record in enumerate(records.values()):
-        record.metrics["gflops"] = 2.0 + number
+    records = {f"method {number}": judged(150 + number, 0, gflops=2.0 + number) for number in range(14)}
     figure, values = drawn(drawing("steps", *records), records)
     assert values.standard_error.iloc[0] == pytest.approx(3.07, abs=0.01)
     axes = figure.axes[0]
@@ -143,10 +141,8 @@ def test_steps_have_standard_errors_and_a_colour_for_each_of_many_methods():
 @pytest.mark.parametrize(("worst", "bottom"), [(10, 170 - 8 * 5), (160, None)])
 def test_an_axis_ends_where_a_method_loses_many_times_what_most_lose(worst, bottom):
     """The original has 170 of 200 images right, and most methods 165."""
-    records = {"Dense": judged(170, 0)} | {f"method {number}": judged(165, 0) for number in range(3)}
-    records["worst"] = judged(worst, 0)
-    for number, record in enumerate(records.values()):
-        record.metrics["gflops"] = 2.0 + number
+    num_right = {"Dense": 170, **{f"method {number}": 165 for number in range(3)}, "worst": worst}
+    records = {row: judged(right, 0, gflops=2.0 + place) for place, (row, right) in enumerate(num_right.items())}
     (axes,) = drawn(drawing("steps", *records, unranked=["Dense"]), records)[0].axes
     assert axes.get_ylim()[0] == pytest.approx(bottom / 2) if bottom else axes.get_ylim()[0] < worst / 2
     assert [text.get_text() for text in axes.texts] == ["lower points: in the table"] * bool(bottom)

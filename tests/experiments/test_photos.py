@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 
 from experiments.cell import cells_of
-from experiments.grid import chosen_experiments
 from experiments.photos import Photos
 from experiments.runner import run_cell
 from tests.cli.conftest import write_images
+from tests.refusals import refuses
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 PHOTOS = DATA / "imagenet_photos"
@@ -27,7 +25,6 @@ def made_up(root: Path, num_calibration: int, num_validation: int) -> list[str]:
 
 
 def links(root: Path, num_calibration: int, num_validation: int) -> list[str]:
-    """Link to some real photos."""
     lines = (PHOTOS / "labels.csv").read_text().splitlines()
     found = []
     for part, number in (("calibration", num_calibration), ("validation", num_validation)):
@@ -42,14 +39,10 @@ def write_labels(root: Path, lines: list[str]) -> Path:
 
 
 @pytest.mark.system
-def test_every_experiment_of_photos_composes_without_data(composing, monkeypatch):
+def test_every_experiment_of_photos_composes_without_data(chosen):
     """The many rows of `baselines` compose in tests of `mini`."""
-    with composing():
-        config = compose("reproduce", ["profile=photos", "experiment=all"], return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
-        HydraConfig.instance().set_config(config)
-        found = list(chosen_experiments(config))
-        cells = [cell for each in found if each.name != "baselines" for cell in cells_of(each)]
+    found = chosen("profile=photos", "experiment=all")
+    cells = [cell for each in found if each.name != "baselines" for cell in cells_of(each)]
     for cell in cells:
         cell.check()
     names = {"units", "unit_defaults", "tokens", "beyond", "baselines", "encoders", "int8"}
@@ -76,10 +69,8 @@ def test_units_of_a_published_network_keep_it_useful_on_real_photos(make_cell, t
     root = write_labels(tmp_path, links(tmp_path, num_calibration=64, num_validation=64))
     few = ["task.photos.num_calibration=64", "task.photos.num_sensitivity=40"]
     own = ["profile=photos", f"photos={root}", f"checkpoints={DATA}", *few, "model=deit_tiny"]
-    dense, units = (
-        run_cell(make_cell(*own, *method)).metrics
-        for method in (["estimator=none"], ["search=cors_fisher", "parts=units", "ratio=0.8"])
-    )
+    methods = ["estimator=none"], ["search=cors_fisher", "parts=units", "ratio=0.8"]
+    dense, units = (run_cell(make_cell(*own, *method)).metrics for method in methods)
     assert dense["top1"] > 65 and dense["distance"] == 0
     assert units["top1"] > dense["top1"] - 25 and units["gflops"] < 0.85 * dense["gflops"]
 
@@ -98,6 +89,4 @@ def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, lines, message):
     few = {"root": write_labels(tmp_path, all_lines), "num_calibration": 8, "num_sensitivity": 8}
     assert Photos(**few).inspect().startswith("8 images to calibrate on, 1 to evaluate on")
     (tmp_path / "labels.csv").unlink() if lines is None else write_labels(tmp_path, lines)
-    with pytest.raises((OSError, ValueError), match=re.escape(message.format(root=tmp_path))) as caught:
-        Photos(**few).inspect()
-    assert "\n" not in str(caught.value)
+    refuses(re.escape(message.format(root=tmp_path)), Photos(**few).inspect, raised=(OSError, ValueError))

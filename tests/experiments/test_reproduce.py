@@ -15,22 +15,21 @@ from experiments.grid import checked, every_experiment
 from experiments.record import unpacked
 from experiments.runner import open_cell, run_part, share_data_pass
 from facts.moments.collect import MomentPass
+from tests.refusals import refused, refuses
 
 # A network that needs no weights, and few images.
 SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]
+FIGURE = "experiment=sensitivity_interpolation"  # of one cell
 
 
 @pytest.fixture
 def reproduce(command, monkeypatch):
     """A function from overrides to a run of `reproduce` in this process, of one figure's only cell."""
-    one_cell = "experiment=sensitivity_interpolation", "workers=1"
-    return lambda *overrides: command(experiments.reproduce.main, *overrides, *one_cell)
+    return lambda *overrides: command(experiments.reproduce.main, *overrides, FIGURE, "workers=1")
 
 
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+test_what_cannot_be_is_refused_in_a_line_that_names_it = pytest.mark.attack(
+    refused(
         ('+experiment.rows.Mine=["estimator=fact"]', r"sens.+, Mine, .+: estimator/fact is not one of asvd, .*facts"),
         (
             '+experiment.rows.Mine=["ratios=1"]',
@@ -41,12 +40,11 @@ def reproduce(command, monkeypatch):
         ("experiment=[units,main]", "main is a collection, but a list or a collection may name only tables"),
         ("+experiment.experiments=[imagenet]", "imagenet is a collection, but a list"),
         ("workers=0", "workers must be at least 1, or null for one per processor, got 0"),
-    ],
+        by=lambda override, command: command(experiments.reproduce.main, FIGURE, override, "plan=true"),
+        error=SystemExit,
+        start="^error: ",
+    )
 )
-def test_what_cannot_be_is_refused_in_a_line_that_names_it(command, override, message):
-    with pytest.raises(SystemExit, match=rf"^error: {message}") as caught:
-        command(experiments.reproduce.main, "experiment=sensitivity_interpolation", override, "plan=true")
-    assert "\n" not in str(caught.value)
 
 
 def test_the_plan_shows_brackets_in_a_title(reproduce):
@@ -58,29 +56,29 @@ def test_ctrl_c_says_what_is_kept(reproduce, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiments.reproduction, "reproduce", interrupt)
-    with pytest.raises(SystemExit, match="130"):
-        reproduce()
+    refuses("130", reproduce, raised=SystemExit)
     assert capsys.readouterr().err == "interrupted: what is finished is kept, and the same command continues\n"
 
 
 GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top1\ncolumns: {Net: []}\nrows: {A: []}\n"
 
 
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    ("right", "wrong", "message"),
-    [
+def checked_with(right, wrong):
+    content = OmegaConf.create(GOOD.replace(right, wrong))
+    return checked(OmegaConf.merge(OmegaConf.structured(Experiment), content), "mine")
+
+
+test_a_table_of_nothing_or_over_another_is_refused_before_any_work = pytest.mark.attack(
+    refused(
         ("name: mine", "name: baselines", r"results go under the name, which must be the file's: mine, not baselines"),
         ("columns: {Net: []}", "", r" has no columns, and would produce nothing"),
         ("metrics: {top1: Top-1}", "", r" has no metrics, and would produce nothing"),
         ("ranked_by: top1", "ranked_by: gflops", r"ranked_by must be one of top1"),
         ("task:", "notes: [in mini: few]\ntask:", r"notes\.0=\{'in mini': 'few'\}: input should be a valid string"),
-    ],
+        by=checked_with,
+        start=r"^experiment/mine\.yaml.*",
+    )
 )
-def test_a_table_of_nothing_or_over_another_is_refused_before_any_work(right, wrong, message):
-    experiment = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(GOOD.replace(right, wrong)))
-    with pytest.raises(ValueError, match=rf"^experiment/mine\.yaml.*{message}"):
-        checked(experiment, "mine")
 
 
 @pytest.mark.attack
@@ -102,8 +100,7 @@ def test_cells_that_failed_are_counted_at_the_end(reproduce, monkeypatch):
     with pytest.raises(SystemExit, match=r"1 of 1 cells failed: the log says why. Run again to retry them."):
         reproduce("model.mini.weights=nowhere.safetensors", "force=true")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
-    with pytest.raises(SystemExit, match=r"1 of 1 cells failed: see .*/records/\w{16}.json. Run again"):
-        reproduce(*SMALL)
+    refuses(r"1 of 1 cells failed: see .*/records/\w{16}.json. Run again", reproduce, *SMALL, raised=SystemExit)
 
 
 def test_a_second_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypatch):
@@ -111,8 +108,7 @@ def test_a_second_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypat
         raise BrokenExecutor("killed")
 
     monkeypatch.setattr(experiments.workers, "run_tables", die)
-    with pytest.raises(SystemExit, match=r"a worker died again, .* \(killed\): start again with fewer workers="):
-        reproduce()
+    refuses(r"a worker died again, .* \(killed\): start again with fewer workers=", reproduce, raised=SystemExit)
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ from experiments.run import main
 from experiments.runner import open_cell, run_cell
 from facts.decomposition import truncation
 from tests.records import make_record, make_summary
+from tests.refusals import refused, refuses
 
+QUICK = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
 PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
 
 
@@ -69,19 +71,9 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(make_
     weights = shutil.copy(CHECKPOINTS / "mini_deit.safetensors", tmp_path / "copy.safetensors")
     same = ["hardware.num_threads=1", "tracking=offline", f"results={tmp_path / 'elsewhere'}"]
     same += [f"checkpoints={tmp_path}", f"model.mini.weights={weights}"]
-    other = [
-        "ratio=0.4",
-        "estimator.shrinkage_row=0.5",
-        "cost=params",
-        "model=swin_b",
-        "task.mini.num_calibration=512",
-        "hardware.precision=bfloat16",
-        "model.mini.weights=random",
-        "labels=sampled",
-        "analysis=throughput",
-        "finetuning=low_rank",
-        "cost=latency",
-    ]
+    other = ["ratio=0.4", "estimator.shrinkage_row=0.5", "cost=params", "cost=latency", "model=swin_b"]
+    other += ["task.mini.num_calibration=512", "hardware.precision=bfloat16", "model.mini.weights=random"]
+    other += ["labels=sampled", "analysis=throughput", "finetuning=low_rank"]
     assert {fingerprint(override) for override in same} == {fingerprint()}
     assert len({fingerprint(), *map(fingerprint, other)}) == 1 + len(other)
     assert fingerprint("estimator=none", "ratio=0.4") == fingerprint("estimator=none", "ratio=0.6")
@@ -115,26 +107,22 @@ def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
     assert read_record("f", tmp_path) == record
 
 
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+test_what_is_not_there_is_named = pytest.mark.attack(
+    refused(
         (["model.mini.weights=nowhere.safetensors"], "no checkpoint 'nowhere.safetensors'"),
         (["model.mini.arguments.num_heads=7"], "timm cannot build deit_tiny.*: dim should be divisible by num_heads"),
         (["results=/dev/null"], r"cannot write to the folder .*null"),
         (["estimator=none", "analysis=fisher_similarity"], "choose one, or leave the analysis out"),
         (["model=swin_b", "analysis=token_coupling"], "no linear layer or 1x1 convolution is called blocks.4.mlp.fc2;"),
-    ],
+        by=lambda overrides, make_cell: run_cell(make_cell(*overrides)),
+        error=(ValueError, OSError),
+    )
 )
-def test_what_is_not_there_is_named(make_cell, overrides, message):
-    with pytest.raises((ValueError, OSError), match=message):
-        run_cell(make_cell(*overrides))
 
 
 def test_cells_whose_tables_show_minutes_run_alone_and_are_the_same_cells(make_cell):
-    plain, shown, timed = (
-        make_cell(*given) for given in ([], ["experiment=classification_50"], ["experiment=contributions"])
-    )
+    tables = [], ["experiment=classification_50"], ["experiment=contributions"]
+    plain, shown, timed = (make_cell(*given) for given in tables)
     assert [cell.runs_alone for cell in (plain, shown, timed)] == [False, False, True]
     assert plain.identity == shown.identity == timed.identity
 
@@ -159,31 +147,30 @@ def test_a_sweep_ends_with_its_runs_and_their_folder_and_a_table_is_no_cell(comm
     where = command(main, "--cfg", "all", "--package", "hydra.sweep.dir", "--resolve", results="'~/mine'")
     assert where.strip() == str(Path.home() / "mine/mini/sweep")
     for override, message in (("seed=range(3,3)", "the sweep has no runs: "), ("ratio=1,2", ".*ratio=2.*: ratio is ")):
-        with pytest.raises(SystemExit, match=rf"^error: {message}"):
-            command(main, "-m", override)
+        refuses(rf"^error: {message}", command, main, "-m", override, raised=SystemExit)
     with pytest.raises(SystemExit, match=r"a cell has no experiment, plan: use experiments\.reproduce, which"):
         command(main, "experiment=llm", "plan=true")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("estimator=factss", r"estimator/factss is not one of asvd, .* \(did you mean facts\?\)"),
-        ("estimator=math.Diagonal", r"estimator/math\.Diagonal is not one of asvd, "),
-        ("estimator=nowhere.Diagonal", r"estimator/nowhere\.Diagonal is not one of asvd, "),
-        ("estimator.shrinkage_raw=0.5", r"there is no field estimator\.shrinkage_raw; its group has .*shrinkage_row, "),
-        ("serach=cors", r"there is no field serach; there are .* \(did you mean search\?\)"),
-        ("results=~/mine", r"results=~/mine cannot be read \(.*\): quote a value with special characters twice"),
-        ("hydra/launcher=gone", r"hydra/launcher/gone is not installed: pip install -e '\.\[sweep\]'"),
-        ("ratio=half", r"Error merging override ratio=half: Value 'half' of type 'str' could not be converted"),
-        ("ratio=0.4,0.5", r"Ambiguous value for argument 'ratio=0.4,0.5'; .*key=\[value1,value2\]"),
-    ],
-)
-def test_a_command_line_that_cannot_be_composed_ends_with_one_line(command, override, message, monkeypatch):
+@pytest.fixture
+def launchers(monkeypatch):
     monkeypatch.setitem(LAUNCHERS, "gone", "sweep")
-    with pytest.raises(SystemExit, match=f"^error: {message}") as caught:
-        command(main, override)
-    assert "\n" not in str(caught.value)
+
+
+test_a_command_line_that_cannot_be_composed_ends_with_one_line = refused(
+    ("estimator=factss", r"estimator/factss is not one of asvd, .* \(did you mean facts\?\)"),
+    ("estimator=math.Diagonal", r"estimator/math\.Diagonal is not one of asvd, "),
+    ("estimator=nowhere.Diagonal", r"estimator/nowhere\.Diagonal is not one of asvd, "),
+    ("estimator.shrinkage_raw=0.5", r"there is no field estimator\.shrinkage_raw; its group has .*shrinkage_row, "),
+    ("serach=cors", r"there is no field serach; there are .* \(did you mean search\?\)"),
+    ("results=~/mine", r"results=~/mine cannot be read \(.*\): quote a value with special characters twice"),
+    ("hydra/launcher=gone", r"hydra/launcher/gone is not installed: pip install -e '\.\[sweep\]'"),
+    ("ratio=half", r"Error merging override ratio=half: Value 'half' of type 'str' could not be converted"),
+    ("ratio=0.4,0.5", r"Ambiguous value for argument 'ratio=0.4,0.5'; .*key=\[value1,value2\]"),
+    by=lambda override, launchers, command: command(main, override),
+    error=SystemExit,
+    start="^error: ",
+)
 
 
 def test_sweeps_are_read_without_asserts():
@@ -193,16 +180,14 @@ def test_sweeps_are_read_without_asserts():
 
 @pytest.mark.system
 def test_a_record_of_a_device_holds_its_passes_and_its_throughput(make_cell):
-    quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
-    metrics = run_cell(make_cell("task=digits", "analysis=device", "estimator=pela", *quick)).metrics
+    metrics = run_cell(make_cell("task=digits", "analysis=device", "estimator=pela", *QUICK)).metrics
     assert {"layers_pass_seconds", "units_pass_seconds"} <= metrics.keys()
     assert all(metrics[name] > 0 for name in ("plain_pass_seconds", "plain_pass_busy_seconds", "speedup"))
 
 
 @pytest.mark.system
 def test_a_network_is_timed_in_another_runtime_beside_the_flops_that_remain(make_cell):
-    quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
-    own = ["model=deit_s", "task=digits", "parts=units", "ratio=0.5", "analysis=runtime", *quick]
+    own = ["model=deit_s", "task=digits", "parts=units", "ratio=0.5", "analysis=runtime", *QUICK]
     record = run_cell(make_cell(*own, "analysis.paper.runtime='PyTorch, bfloat16'"))
     before, after = record.summary["full_flops"]
     assert record.metrics["remaining_flops"] == after / before < 1
@@ -214,9 +199,8 @@ def test_a_network_is_timed_in_another_runtime_beside_the_flops_that_remain(make
 
 @pytest.mark.system
 def test_a_cell_prunes_finetunes_and_times(make_cell):
-    timing = ["analysis=throughput", "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
     few = "task.mini.num_training=1024"
-    pruned = run_cell(make_cell(*PRUNING, *timing))
+    pruned = run_cell(make_cell(*PRUNING, "analysis=throughput", *QUICK[:2]))
     dense = run_cell(make_cell("estimator=none"))
     assert pruned.metrics["mparams"] <= 0.7 * dense.metrics["mparams"]
     assert pruned.metrics["top1"] < dense.metrics["top1"]

@@ -163,13 +163,8 @@ def test_ray_runs_a_part_again_whose_process_was_killed(tmp_path):
     command += ["part=0", "hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false"]
     killer = tmp_path / "sitecustomize.py"  # kills the first process of Ray that runs a part
     killer.write_text(KILLER.format(marker=str(tmp_path / "marker")))
-    done = subprocess.run(
-        [*command, f"results={tmp_path}"],
-        cwd=Path(CONF).parent,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(CONF).parent)])},
-    )
+    own = {"cwd": Path(CONF).parent, "env": os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(CONF).parent}"}}
+    done = subprocess.run([*command, f"results={tmp_path}"], capture_output=True, text=True, **own)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "marker").exists()
     assert len(list(tmp_path.glob("mini/records/*.json"))) == 1

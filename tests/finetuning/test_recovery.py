@@ -20,6 +20,8 @@ from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
 from tests.finetuning.setting import Reads, interrupt
 from tests.networks import image_batches, make_model, make_swin, numbered, same_weights
+from tests.refusals import refuses
+from tests.toys import Net
 
 SIZES = [8] * 10
 RECIPE = {"epochs": 3, "learning_rate": 3e-3, "num_warmups": 0, "batch_size": 4, "views": False, "save_every": 10}
@@ -67,11 +69,8 @@ def test_it_comes_closer_to_the_original_at_the_same_cost(form):
     assert [each.requires_grad for each in recovered.model.head.parameters()] == [False, False]
     assert sum(each.requires_grad for each in recovered.model.parameters()) > 10
     course = recovered.summary.recovery
-    assert course.after < course.before and (course.num_samples, course.num_to_choose, course.num_held_back) == (
-        51,
-        9,
-        20,
-    )
+    assert course.after < course.before
+    assert (course.num_samples, course.num_to_choose, course.num_held_back) == (51, 9, 20)
     assert recovered.summary.method.seconds["recovery"] == course.seconds > 0
     assert f"{course.before:.4g} before, {course.after:.4g} after" in str(recovered)
     assert "chosen by 9 others" in str(recovered)
@@ -83,23 +82,18 @@ def test_it_comes_closer_to_the_original_at_the_same_cost(form):
     assert same_weights(result.model, before) and same_weights(dense, original())
 
 
-class Auxiliary(torch.nn.Module):
-    """Returns what an auxiliary head says, too, in training mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.net, self.drop, self.modes = original(torch.float32), torch.nn.Dropout(0.1), []
-
-    def forward(self, images):
-        self.modes.append((self.training, self.net.training, self.drop.training))
-        logits = self.drop(self.net(images))
-        return (logits, logits) if self.training else logits
+def auxiliary(net, images):
+    """Return what an auxiliary head says, too, in training mode."""
+    net.modes.append((net.training, net.net.training, net.drop.training))
+    logits = net.drop(net.net(images))
+    return (logits, logits) if net.training else logits
 
 
 def test_heads_for_training_are_left_out():
     """Dropout, and all else that differs in training mode, does so."""
     batches = image_batches(SIZES, dtype=torch.float32)
-    recovered = facts.recover(facts.compress(Auxiliary(), batches, ratio=0.4, form="plain"), batches, **RECIPE)
+    model = Net(auxiliary, net=original(torch.float32), drop=torch.nn.Dropout(0.1), modes=[])
+    recovered = facts.recover(facts.compress(model, batches, ratio=0.4, form="plain"), batches, **RECIPE)
     assert recovered.summary.recovery.after < recovered.summary.recovery.before
     modes = recovered.model.modes
     assert modes.count((True, True, True)) == 1 and modes.count((False, True, True)) >= 30
@@ -162,8 +156,7 @@ class Drawn(Dataset):
 
 
 def test_data_that_differ_from_pass_to_pass_are_refused():
-    with pytest.raises(ValueError, match="differ from pass to pass, so nothing can be held back"):
-        facts.recover(compressed(), Drawn(), **RECIPE)
+    refuses("differ from pass to pass, so nothing can be held back", facts.recover, compressed(), Drawn(), **RECIPE)
     data = TensorDataset(torch.cat([images for images, _ in image_batches(SIZES)]))
     loader = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))
     assert facts.recover(compressed(), loader, **RECIPE).summary.recovery
@@ -185,7 +178,6 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def rates(monkeypatch):
-    """The learning rate of every step."""
     seen, step = [], torch.optim.AdamW.step
 
     def noted(self, *arguments):
@@ -224,8 +216,7 @@ def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
 def test_a_loaded_network_needs_its_original(tmp_path):
     facts.save_compressed(compressed(), tmp_path)
     loaded = facts.load_compressed(tmp_path, original())
-    with pytest.raises(ValueError, match="does not hold the original network: give original="):
-        facts.recover(loaded, image_batches(SIZES), epochs=1)
+    refuses("does not hold the original network: give original=", facts.recover, loaded, image_batches(SIZES), epochs=1)
     again = facts.recover(loaded, image_batches(SIZES), original=original(), **RECIPE)
     assert same_weights(again.model, recovered().model)
 
@@ -250,14 +241,12 @@ def test_a_processor_with_instructions_for_bfloat16_uses_them(monkeypatch, able)
 
 
 def test_outputs_that_are_no_logits_are_compared_by_the_error_of_the_compression():
-    loss = lambda outputs, targets: outputs.square().sum()  # noqa: E731
-    result = facts.compress(original(), image_batches(SIZES), ratio=0.4, form="pivoted", loss=loss)
+    options = {"ratio": 0.4, "form": "pivoted", "loss": lambda outputs, targets: outputs.square().sum()}
+    result = facts.compress(original(), image_batches(SIZES), **options)
     assert result.output_error is squared_error
-    models = [
-        facts.recover(result, image_batches(SIZES), **RECIPE, **options).model
-        for options in ({}, {"output_error": squared_error}, {"output_error": kl_divergence})
-    ]
-    assert same_weights(models[0], models[1]) and not same_weights(models[0], models[2])
+    errors = {}, {"output_error": squared_error}, {"output_error": kl_divergence}
+    first, *others = (facts.recover(result, image_batches(SIZES), **RECIPE, **each).model for each in errors)
+    assert [same_weights(first, other) for other in others] == [True, False]
 
 
 def test_whole_images_are_themselves_or_their_mirror_images(monkeypatch):

@@ -6,13 +6,8 @@ from facts.models import CausalLM
 from facts.moments.losses import next_tokens
 
 NUM_TOKENS = 64
-DECODER = {
-    "vocab_size": NUM_TOKENS,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
+DECODER = {"vocab_size": NUM_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER |= {"max_position_embeddings": 64}
 # Queries share keys and values: grouped-query attention.
 LLAMA_STYLE = {**DECODER, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 2048}
 CONFIGURATIONS = {

@@ -78,15 +78,9 @@ def test_what_a_network_computes_by_is_part_of_its_key():
     assert content_key(plain) == content_key(build("llama"))
 
 
-PER_BLOCK = {
-    "self_attn.q_proj": (2048, 2048),
-    "self_attn.k_proj": (1024, 2048),
-    "self_attn.v_proj": (1024, 2048),
-    "self_attn.o_proj": (2048, 2048),
-    "mlp.gate_proj": (6144, 2048),
-    "mlp.up_proj": (6144, 2048),
-    "mlp.down_proj": (2048, 6144),
-}
+ATTENTION, MLP = {"q": (2048, 2048), "k": (1024, 2048), "v": (1024, 2048), "o": (2048, 2048)}, (6144, 2048)
+PER_BLOCK = {f"self_attn.{name}_proj": shape for name, shape in ATTENTION.items()}
+PER_BLOCK |= {"mlp.gate_proj": MLP, "mlp.up_proj": MLP, "mlp.down_proj": MLP[::-1]}
 EMBEDDINGS, NORMS = 151936 * 2048, 28 * (2 * 2048 + 2 * 128) + 2048
 
 

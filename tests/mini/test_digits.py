@@ -15,7 +15,6 @@ from facts.models import CausalLM, OpenMMLabModel
 
 
 def network_of(*input_size: int) -> nn.Module:
-    """Something that says what images it expects."""
     network = nn.Identity()
     network.pretrained_cfg = {"input_size": input_size}
     return network
@@ -25,7 +24,6 @@ NETWORK = network_of(1, 16, 16)
 
 
 def together(batches):
-    """All images of the batches as rows, and their labels."""
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return images.flatten(1), labels
 
@@ -68,10 +66,8 @@ def test_coloured_digits_are_divided_without_overlap():
     training, test = split_indices("train"), split_indices("test")
     assert test.tolist() == list(range(0, 1797, 3)) and sorted([*training.tolist(), *test.tolist()]) == [*range(1797)]
     network, task = network_of(3, 32, 32), ColouredDigits(num_calibration=1000)
-    calibration, sensitivity, test = (
-        together(batches)[0]
-        for batches in (task.calibration(network), task.sensitivity(network), task.evaluation(network))
-    )
+    parts = task.calibration(network), task.sensitivity(network), task.evaluation(network)
+    calibration, sensitivity, test = (together(batches)[0] for batches in parts)
     assert [len(part) for part in (calibration, sensitivity, test)] == [1000, 128, 599]
     assert torch.cdist(sensitivity, calibration).min() > 0 and torch.cdist(test, calibration).min() > 0
     first, second = (together(task.training(network, epoch))[1] for epoch in (0, 1))
@@ -80,11 +76,8 @@ def test_coloured_digits_are_divided_without_overlap():
 
 RECIPES = mini_recipes()
 # Classifiers that are only backbones see ten digits in colour; the others tell a hundred apart.
-CLASSIFIERS = {
-    name: (80, 100) if name.endswith("backbone") else (85, 95)
-    for name, recipe in RECIPES.items()
-    if not isinstance(recipe, CausalLM | OpenMMLabModel)
-}
+NAMES = [name for name, recipe in RECIPES.items() if not isinstance(recipe, CausalLM | OpenMMLabModel)]
+CLASSIFIERS = {name: (80, 100) if name.endswith("backbone") else (85, 95) for name in NAMES}
 
 
 @pytest.mark.system

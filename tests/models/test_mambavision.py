@@ -8,20 +8,7 @@ from torch import nn
 from facts.models import MambaVision
 from facts.models.mambavision import VARIANTS, MambaMixer, SelectiveScan
 
-TINY = {
-    "depths": [1, 1, 3, 2],
-    "dims": [8, 8, 16, 32],
-    "heads": [2, 4],
-    "windows": [4, 2],
-    "stem_dim": 8,
-    "in_chans": 1,
-    "num_classes": 5,
-}
-
-
-@pytest.fixture
-def tiny():
-    return MambaVision(**TINY).eval()
+SIZES = {"depths": [1, 1, 3, 2], "dims": [8, 8, 16, 32], "heads": [2, 4], "windows": [4, 2], "stem_dim": 8}
 
 
 # Published: 31.8, 35.1, 50.1, 97.7, 227.9 and 241.5 M; the last two are cut off, not rounded.
@@ -57,17 +44,14 @@ def test_parallel_scan_is_the_sequential_recurrence(length):
     parallel, sequential = SelectiveScan()(*arguments), sequential_scan(*arguments)
     torch.testing.assert_close(parallel, sequential, rtol=0, atol=1e-12)
     weights = torch.randn_like(parallel)
-    for ours, literal in zip(
-        torch.autograd.grad((parallel * weights).sum(), arguments, materialize_grads=True),
-        torch.autograd.grad((sequential * weights).sum(), arguments, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, literal, rtol=1e-12, atol=1e-12)
+    sums = (parallel * weights).sum(), (sequential * weights).sum()
+    ours, literal = (torch.autograd.grad(each, arguments, materialize_grads=True) for each in sums)
+    torch.testing.assert_close(ours, literal, rtol=1e-12, atol=1e-12)
 
 
-def test_tokens_of_a_window_see_one_another_alone(tiny):
+def test_tokens_of_a_window_see_one_another_alone():
     """Windows of 4 x 4 on a map of 8 x 8: a change in the last column reaches the right half of the map."""
-    stage = tiny.double().levels[2]
+    stage = MambaVision(**SIZES).eval().double().levels[2]
     stage.downsample = nn.Identity()
     maps = torch.randn(2, 16, 8, 8, dtype=torch.float64)
     changed = maps.clone()

@@ -19,6 +19,7 @@ import facts
 import facts.models.weights as weights
 from facts.models import MambaVision, MambaVisionModel, TimmModel, TorchvisionModel
 from facts.models.mambavision import VARIANTS
+from tests.refusals import refuses
 from tests.saving.setting import assert_same, compressed
 
 TINY = {"depths": [0, 0, 2, 2], "dims": [4, 4, 16, 16], "heads": [2, 2], "windows": [4, 2], "stem_dim": 4}
@@ -133,9 +134,8 @@ def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
     if path.suffix == ".safetensors":
         save_file(as_published(tensors), path)
     else:
-        wrapped = {
-            f"module._orig_mod.{name}": tensor for name, tensor in tensors.items()
-        }  # compiled, in several processes
+        # Compiled, in several processes.
+        wrapped = {f"module._orig_mod.{name}": tensor for name, tensor in tensors.items()}
         torch.save({"epoch": 300, "args": argparse.Namespace(lr=0.1), "state_dict": wrapped}, path)
     recipe = tiny(weights=str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"looked for .*MambaVision-L-1K\.safetensors.*-1K/model\.safetensors"):
@@ -166,8 +166,7 @@ def test_the_checkpoint_of_another_network_is_refused(tmp_path):
     path = tmp_path / "other.safetensors"
     save_file(swin(weights="random", arguments={"window_size": 2, "depths": [2, 3]}).build().state_dict(), path)
     message = r"17 tensors differ, .*relative_position_bias_table: \(9, 2\) instead of \(49, 2\)"
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} does not fit this SwinTransformer: .*{message}"):
-        swin(weights=str(path)).build()
+    refuses(rf"{re.escape(str(path))} does not fit this SwinTransformer: .*{message}", swin(weights=str(path)).build)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +177,7 @@ def test_a_file_that_is_none_or_cut_short_is_one_clear_error(content, tmp_path, 
     torch.save(tensors, tmp_path / "page.pth")
     for path in (tmp_path / "page.pth", tmp_path / "page.safetensors"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == b"half" else content)
-        with pytest.raises(ValueError, match=r"page.* cannot be read \([^\n]*\); fetch it again"):
-            weights.read_checkpoint(path)
+        refuses(r"page.* cannot be read \([^\n]*\); fetch it again", weights.read_checkpoint, path)
 
 
 @pytest.mark.parametrize("content", [{"state_dict": 3}, {0: torch.ones(2)}])

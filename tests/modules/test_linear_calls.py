@@ -7,14 +7,10 @@ import torch
 from torch import nn
 
 import facts
-from facts.modules.linear_calls import (
-    LinearAttention,
-    PointwiseConvolution,
-    can_be_linear,
-    is_pointwise,
-    with_linear_layers,
-)
+from facts.modules import linear_calls
+from facts.modules.linear_calls import LinearAttention, PointwiseConvolution
 from tests.networks import make_model, relative_error, same_weights
+from tests.toys import Net
 
 N, T, S, HEADS, DIM = 3, 5, 7, 4, 24
 
@@ -52,38 +48,33 @@ def test_computes_what_the_original_does(kind, floating):
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8}], ids=str)
 def test_what_it_cannot_stand_for_stays(options):
     attention = nn.MultiheadAttention(DIM, HEADS, **options)
-    assert not can_be_linear(attention)
-    assert with_linear_layers(nn.Sequential(attention))[0] is attention
+    assert not linear_calls.can_be_linear(attention)
+    assert linear_calls.with_linear_layers(nn.Sequential(attention))[0] is attention
 
 
-class Convolutions(nn.Module):
-    """Images `[N, 3, 8, 8]` through 1x1 convolutions and others."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 12, 3, padding=1)
-        self.expand = nn.Conv2d(12, 24, 1)
-        self.depthwise = nn.Conv2d(24, 24, 3, padding=1, groups=24)
-        self.strided = nn.Conv2d(24, 16, 1, stride=2, bias=False)
-        self.grouped = nn.Conv2d(16, 16, 1, groups=2)
-        self.fc = nn.Linear(16, 20)
-        self.head = nn.Linear(20, 4)
-
-    def forward(self, images):
-        x = torch.relu(self.depthwise(torch.relu(self.expand(self.stem(images)))))
-        x = torch.relu(self.grouped(torch.relu(self.strided(x))))
-        return self.head(torch.relu(self.fc(x.mean(dim=(2, 3)))))
+def through_convolutions(net, images):
+    x = torch.relu(net.depthwise(torch.relu(net.expand(net.stem(images)))))
+    x = torch.relu(net.grouped(torch.relu(net.strided(x))))
+    return net.head(torch.relu(net.fc(x.mean(dim=(2, 3)))))
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return Convolutions()
+    """Images `[N, 3, 8, 8]` through 1x1 convolutions and others."""
+    return Net(
+        through_convolutions,
+        stem=nn.Conv2d(3, 12, 3, padding=1),
+        expand=nn.Conv2d(12, 24, 1),
+        depthwise=nn.Conv2d(24, 24, 3, padding=1, groups=24),
+        strided=nn.Conv2d(24, 16, 1, stride=2, bias=False),
+        grouped=nn.Conv2d(16, 16, 1, groups=2),
+        fc=nn.Linear(16, 20),
+        head=nn.Linear(20, 4),
+    )
 
 
 @pytest.fixture
 def batches():
-    torch.manual_seed(1)
     return [(torch.randn(4, 3, 8, 8), torch.randint(4, (4,))) for _ in range(2)]
 
 
@@ -101,7 +92,10 @@ def test_computes_what_the_convolution_does(stride, bias):
 
 
 def test_only_by_choice(model, batches):
-    assert [name for name, module in model.named_modules() if is_pointwise(module)] == ["expand", "strided"]
+    assert [name for name, module in model.named_modules() if linear_calls.is_pointwise(module)] == [
+        "expand",
+        "strided",
+    ]
     result = facts.compress(model, batches)
     assert list(result.plan) == ["fc"]
     reason = 'it is a 1x1 convolution: layers="all" takes it too'

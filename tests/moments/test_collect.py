@@ -5,19 +5,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import facts
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.moments import GradGram, InputGram, SampleGradEnergy, collect_moments
-from facts.moments.batch import (
-    MIN_BLOCKED_SIZE,
-    MIN_BLOCKED_SIZE_ON_GPU,
-    LayerBatch,
-    add_symmetric,
-    mirror,
-    split_samples,
-)
+from facts.moments import batch as of_layer
+from facts.moments.batch import LayerBatch, add_symmetric, mirror, split_samples
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
@@ -26,35 +19,30 @@ from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
 from tests.devices.pretended import pretended_cuda, values_of
 from tests.disk import room_for
 from tests.networks import Runs, image_batches, make_causal_lm, make_model, make_vit, relative_error
+from tests.toys import Net, linears
 
 
-class InPlace(nn.Module):
-    """Changes the input and the output of a layer after it ran, as residual and activation code may do."""
+def in_place(net, x):
+    """Change the input and the output of a layer after it ran, as residual and activation code may do."""
+    x = net.first(x)
+    x += torch.relu_(net.layer(x))
+    return x.mean(dim=1)
 
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(12, 12)
-        self.layer = nn.Linear(12, 12)
 
-    def forward(self, x):
-        x = self.first(x)
-        y = torch.relu_(self.layer(x))
-        x += y
-        return x.mean(dim=1)
+X, LABELS = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
 
 
 @pytest.mark.parametrize("with_grads", [True, False])
 def test_changes_in_place_do_not_reach_the_moments(with_grads):
-    model = InPlace().double()
-    x, labels = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
+    model = Net(in_place, **linears("first", "layer")).double()
     wanted = [InputGram(), GradGram()] if with_grads else [InputGram()]
-    moments = collect_moments(model, {"layer": model.layer}, [(x, labels)], wanted)["layer"]
-    hidden = model.first(x).detach()
+    moments = collect_moments(model, {"layer": model.layer}, [(X, LABELS)], wanted)["layer"]
+    hidden = model.first(X).detach()
     inputs = hidden.flatten(0, 1)
     torch.testing.assert_close(moments[InputGram()][0], inputs.T @ inputs)
     if with_grads:
         y = model.layer(hidden).detach().requires_grad_()
-        (g,) = torch.autograd.grad(summed_cross_entropy((hidden + y.relu()).mean(dim=1), labels), y)
+        (g,) = torch.autograd.grad(summed_cross_entropy((hidden + y.relu()).mean(dim=1), LABELS), y)
         torch.testing.assert_close(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1))
 
 
@@ -85,7 +73,7 @@ def test_split_samples_names_the_layer_it_cannot_split(shape):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("size", [7, MIN_BLOCKED_SIZE, 1029, MIN_BLOCKED_SIZE_ON_GPU])
+@pytest.mark.parametrize("size", [7, of_layer.MIN_BLOCKED_SIZE, 1029, of_layer.MIN_BLOCKED_SIZE_ON_GPU])
 def test_blocked_product_is_the_plain_product(size, device):
     x = torch.randn(3, 5, size, dtype=torch.float64)
     weights = torch.rand(3, 5, dtype=torch.float64)
@@ -120,29 +108,14 @@ def test_one_pass_serves_every_estimator(model, batches):
         assert_same_factors({place: together[place] for place in alone}, alone)
 
 
-class HalfUsed(nn.Module):
-    """The second call of `layer` has no influence on the loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(12, 12)
-
-    def forward(self, x):
-        used = self.layer(x)
-        self.layer(2 * x)
-        return used.mean(dim=1)
-
-
 def test_a_call_without_influence_has_gradient_zero():
-    model = HalfUsed().double()
-    x, labels = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
-    layers = {"layer": model.layer}
-    moments = collect_moments(model, layers, [(x, labels)], [InputGram(), GradGram()])["layer"]
-    flat = x.flatten(0, 1)
+    model = Net(lambda net, x: (net.layer(x).mean(dim=1), net.layer(2 * x))[0], **linears("layer")).double()
+    moments = collect_moments(model, {"layer": model.layer}, [(X, LABELS)], [InputGram(), GradGram()])["layer"]
+    flat = X.flatten(0, 1)
     assert moments.num_tokens == 24
     assert relative_error(moments[InputGram()][0], 5 * flat.T @ flat) < EXACT
-    outputs = model.layer(x).detach().requires_grad_()
-    (g,) = torch.autograd.grad(summed_cross_entropy(outputs.mean(dim=1), labels), outputs)
+    outputs = model.layer(X).detach().requires_grad_()
+    (g,) = torch.autograd.grad(summed_cross_entropy(outputs.mean(dim=1), LABELS), outputs)
     assert relative_error(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1)) < EXACT
 
 
@@ -155,21 +128,13 @@ def test_gradients_that_are_zero_in_most_samples_are_clipped_to_zero(name):
     assert factors.A.isfinite().all()
 
 
-def text_batches():
+@pytest.mark.parametrize("grouped", [False, True])
+def test_heads_in_one_call_have_the_moments_of_heads_in_turn(grouped):
     tokens = torch.randint(64, (5, 9), generator=torch.Generator().manual_seed(0))
-    return [(part, facts.next_tokens(part)) for part in tokens.split([3, 2])]
-
-
-@pytest.mark.parametrize(
-    ("make", "batches"),
-    [
-        (lambda: make_vit(depth=1), image_batches([3, 2], shape=(3, 16, 16))),
-        (lambda: make_causal_lm("llama"), text_batches()),
-    ],
-    ids=["heads", "groups of heads"],
-)
-def test_heads_in_one_call_have_the_moments_of_heads_in_turn(make, batches):
-    prepared = facts.prepare(make(), batches, held_out=(), parts="units")
+    texts = [(part, facts.next_tokens(part)) for part in tokens.split([3, 2])]
+    model = make_causal_lm("llama") if grouped else make_vit(depth=1)
+    batches = texts if grouped else image_batches([3, 2], shape=(3, 16, 16))
+    prepared = facts.prepare(model, batches, held_out=(), parts="units")
     wanted = dict.fromkeys(moment for estimator in EVERY.values() for moment in estimator.moments)
     together = prepared.moments(wanted)
     for name in (name for name in prepared.linears if ".heads." in name):

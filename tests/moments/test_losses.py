@@ -1,14 +1,13 @@
 """Labels that the network draws itself: the true Fisher."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-import facts
 from facts.moments import GradGram, collect_moments
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_model, relative_error
+from tests.refusals import refused
 
 SAMPLED = SampledLabels(summed_cross_entropy, seed=0)
 
@@ -32,9 +31,7 @@ def test_labels_are_drawn_in_chunks(monkeypatch):
     logits, sizes, seen = torch.full((2, 30, 7), -1000.0), [], []
     logits.scatter_(2, (certain := torch.arange(60).view(2, 30) % 7)[..., None], 0.0)
     draw = torch.multinomial
-    monkeypatch.setattr(
-        torch, "multinomial", lambda rows, *rest, **own: sizes.append(len(rows)) or draw(rows, *rest, **own)
-    )
+    monkeypatch.setattr(torch, "multinomial", lambda rows, *a, **own: sizes.append(len(rows)) or draw(rows, *a, **own))
     SampledLabels(lambda outputs, labels: seen.append(labels))(logits, None)
     assert seen[0].equal(certain) and sizes == [7] * 8 + [4]
 
@@ -48,17 +45,6 @@ def test_the_given_labels_are_of_no_matter_and_every_pass_draws_the_same():
     assert all(relative_error(given[name], first[name]) > 1e-3 for name in first)
     reseeded = grams(model, batches, SampledLabels(summed_cross_entropy, seed=1))
     assert any(not first[name].equal(reseeded[name]) for name in first)
-
-
-def test_the_cache_tells_them_from_given_labels(tmp_path):
-    execution = facts.Execution(cache=tmp_path)
-    first, second, third, again = (
-        facts.prepare(make_model(), image_batches([5]), loss=loss, execution=execution).moments([GradGram()])
-        for loss in (summed_cross_entropy, SAMPLED, SampledLabels(summed_cross_entropy, seed=1), SAMPLED)
-    )
-    grams = [each["tokens"][GradGram()][0] for each in (first, second, third)]
-    assert again["tokens"][GradGram()][0].equal(grams[1])
-    assert not any(grams[a].allclose(grams[b]) for a, b in ((0, 1), (1, 2), (0, 2)))
 
 
 LOGITS = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
@@ -75,20 +61,16 @@ def test_cross_entropy_fits_every_kind_of_label():
     torch.testing.assert_close(summed_cross_entropy(LOGITS, torch.tensor([1, 2, 9, -100])), without_one)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "targets", "what"),
-    [
-        (LOGITS, LOGITS, r"float32 \[4, 10\] and float32 \[4, 10\]"),  # a regression
-        (LOGITS, torch.zeros(3, dtype=torch.int64), r"float32 \[4, 10\] and int64 \[3\]"),
-        ({"out": LOGITS}, None, r"dict of out: float32 \[4, 10\] and NoneType"),
-    ],
+OTHERS = r"labels from {} do not fit a network of 10 classes: .* 0 \.\. 9"
+test_outputs_and_targets_that_it_does_not_fit = refused(
+    (LOGITS, LOGITS, r"float32 \[4, 10\] and float32 \[4, 10\]: .*loss="),  # a regression
+    (LOGITS, torch.zeros(3).long(), r"float32 \[4, 10\] and int64 \[3\]: .*loss="),
+    ({"out": LOGITS}, None, r"dict of out: float32 \[4, 10\] and NoneType: .*loss="),
+    by=summed_cross_entropy,
+    start="from outputs and targets that are ",
 )
-def test_outputs_and_targets_that_it_does_not_fit(outputs, targets, what):
-    with pytest.raises(ValueError, match=rf"from outputs and targets that are {what}: .*loss="):
-        summed_cross_entropy(outputs, targets)
-
-
-@pytest.mark.parametrize(("label", "range"), [(10, "0 to 10"), (-1, "-1 to 9")])
-def test_labels_of_other_classes(label, range):
-    with pytest.raises(ValueError, match=rf"labels from {range} do not fit a network of 10 classes: .* 0 \.\. 9"):
-        summed_cross_entropy(LOGITS, torch.tensor([label, 9, 0, 0]))
+test_labels_of_other_classes = refused(
+    (10, OTHERS.format("0 to 10")),
+    (-1, OTHERS.format("-1 to 9")),
+    by=lambda label: summed_cross_entropy(LOGITS, torch.tensor([label, 9, 0, 0])),
+)

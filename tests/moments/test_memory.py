@@ -81,10 +81,8 @@ def no_collector():
 
 def test_a_pass_that_is_over_keeps_no_memory(no_collector):
     """On a GPU its moments would be in the next pass's way."""
-    model = make_model()
-    data_pass = MomentPass(
-        model, select_layers(model).layers, list(FACTS().moments), summed_cross_entropy, torch.float32
-    )
+    layers = select_layers(model := make_model()).layers
+    data_pass = MomentPass(model, layers, list(FACTS().moments), summed_cross_entropy, torch.float32)
     data_pass.run(image_batches([3, 2]))
     gone = weakref.ref(data_pass)
     del data_pass

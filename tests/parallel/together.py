@@ -56,12 +56,9 @@ def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY) -> dict:
 
 def plans(folder: Path) -> list[dict]:
     """Plans of rank searches that measure and that differentiate; the second time from the cache."""
-    return [
-        facts.compress(
-            make_model(), image_batches(SIZES), search=search, ratio=0.6, execution=facts.Execution(cache=folder)
-        ).plan
-        for search in ("cors", "asvd", CoRSFisher(), "cors", CoRSFisher())
-    ]
+    options, searches = {"ratio": 0.6, "execution": facts.Execution(cache=folder)}, ("cors", "asvd", CoRSFisher())
+    again = (*searches, "cors", CoRSFisher())
+    return [facts.compress(make_model(), image_batches(SIZES), search=each, **options).plan for each in again]
 
 
 def finetuned(folder: Path, accumulate: int) -> list[dict]:

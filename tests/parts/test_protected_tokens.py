@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import facts
 from facts.parts.tokens import Merging
-from tests.parts.test_tokens import batches, spread, texts, vit
+from tests.parts.test_tokens import batches, bert, spread, texts, vit
+from tests.toys import Net
 
 
 def test_protected_tokens_can_be_said():
@@ -49,27 +49,15 @@ def test_tokens_that_do_not_come_from_the_data_are_never_merged(tmp_path):
 
 
 def test_of_one_sample_of_integers_nothing_can_be_told():
-    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 4}
-    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=32)
-    model, one = transformers.BertForSequenceClassification(config).eval(), texts()[0]
+    model, one = bert(), texts()[0]
     alike = [{name: each[:1].expand(4, *each.shape[1:]) for name, each in one.items()}] * 6
     with pytest.raises(ValueError, match="only one sample of integers is known: say how many there are at the front"):
         facts.prepare(model, alike, parts="tokens")
     assert facts.prepare(model, alike, parts="tokens", protected=1).parts
 
 
-class Siamese(nn.Module):
-    """A backbone that is called twice for each sample."""
-
-    def __init__(self):
-        super().__init__()
-        self.backbone, self.head = vit(num_classes=0, depth=2), nn.Linear(48, 4)
-
-    def forward(self, x):
-        return self.head(self.backbone(x[:, 0]) - self.backbone(x[:, 1]))
-
-
 def test_two_calls_of_a_backbone_are_two_sequences(monkeypatch):
+    """It is called twice for each sample."""
     seen, slopes = set(), Merging.slopes
 
     def noted(self, batch, decomposition):
@@ -77,5 +65,7 @@ def test_two_calls_of_a_backbone_are_two_sequences(monkeypatch):
         return slopes(self, batch, decomposition)
 
     monkeypatch.setattr(Merging, "slopes", noted)
-    result = facts.compress(spread(Siamese()), batches((2, 3, 64, 64)), parts="tokens", ratio=0.6)
+    modules = {"backbone": vit(num_classes=0, depth=2), "head": nn.Linear(48, 4)}
+    siamese = Net(lambda net, x: net.head(net.backbone(x[:, 0]) - net.backbone(x[:, 1])), **modules)
+    result = facts.compress(spread(siamese), batches((2, 3, 64, 64)), parts="tokens", ratio=0.6)
     assert seen == {(16, 48)} and any(result.plan.values())

@@ -18,6 +18,7 @@ from facts.pruning.methods import nvit
 from facts.pruning.methods.disp_llm import gate_widths, gated, indexed, remaining_weights, target_share
 from facts.pruning.methods.nvit import NarrowAttention, importance, widths_of, without
 from tests.networks import image_batches, same_weights
+from tests.refusals import refused, refuses
 
 
 def make_vit(model="deit_tiny_distilled_patch16_224", **arguments):
@@ -38,11 +39,8 @@ def hasty_stopwatch(monkeypatch):
     monkeypatch.setattr(nvit, "MIN_SECONDS", 1e-4)
 
 
-QUICK = {
-    "disp_llm": DISP(num_steps=3),
-    "isomorphic": Isomorphic(round_to=1),
-    "nvit": NViT(num_steps=2, steps_between=2),
-}
+FEW = NViT(num_steps=2, steps_between=2)
+QUICK = {"disp_llm": DISP(num_steps=3), "isomorphic": Isomorphic(round_to=1), "nvit": FEW}
 # One channel of the embedding, or of all heads, is the least that these methods take from the small network.
 GRANULARITY = {"isomorphic": 0.08, "disp_llm": 0.01, "nvit": 0.08}
 
@@ -87,23 +85,17 @@ def test_plain_networks_and_a_budget_of_flops(name):
 
 @every_method
 def test_a_budget_out_of_reach(name):
-    with pytest.raises(ValueError, match=r"use a (larger ratio|ratio above)"):
-        QUICK[name].prune(make_problem(make_vit(depth=1), ratio=0.001))
-    with pytest.raises(ValueError, match=r"must lie in \(0, 1\], got 0"):
-        make_problem(ratio=0)
+    refuses(r"use a (larger ratio|ratio above)", QUICK[name].prune, make_problem(make_vit(depth=1), ratio=0.001))
+    refuses(r"must lie in \(0, 1\], got 0", make_problem, ratio=0)
 
 
-@pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        (lambda: timm.create_model("test_resnet"), "this is a ResNet"),
-        (lambda: make_vit(init_values=0.1), "this one has blocks.0.ls1.gamma"),
-        (lambda: QUICK["disp_llm"].prune(make_problem()), "this one has|block 0 of this one was changed"),
-    ],
+test_networks_that_cannot_be_pruned = refused(
+    (lambda: timm.create_model("test_resnet"), "this is a ResNet"),
+    (lambda: make_vit(init_values=0.1), "this one has blocks.0.ls1.gamma"),
+    (lambda: QUICK["disp_llm"].prune(make_problem()), "(this one has|block 0 of this one was changed)"),
+    by=lambda model: QUICK["nvit"].prune(make_problem(model())),
+    start=r"vision transformers \(vit_\*, deit_\*\).*",
 )
-def test_networks_that_cannot_be_pruned(model, what):
-    with pytest.raises(ValueError, match=rf"vision transformers \(vit_\*, deit_\*\).*({what})"):
-        QUICK["nvit"].prune(make_problem(model()))
 
 
 def random_masks(model, share=0.6):
@@ -143,9 +135,8 @@ def test_features_without_effect_are_learned_to_go():
         model.blocks[0].mlp.fc1.bias.copy_(torch.arange(48) / 100)  # they tell which units are left
     images = torch.randn(16, 3, 8, 8)
     targets = model(images).detach()
-    problem = make_problem(
-        model, 0.75, batches=[(images, targets)], loss=lambda outputs, targets: 1e4 * (outputs - targets).square().sum()
-    )
+    loss = {"loss": lambda outputs, targets: 1e4 * (outputs - targets).square().sum()}
+    problem = make_problem(model, 0.75, batches=[(images, targets)], **loss)
     pruned = DISP(num_steps=100, learning_rate=0.01).prune(problem)
     units = (pruned.blocks[0].mlp.fc1.bias.detach() * 100).round().int()
     assert (units >= 24).sum() > 1.5 * (units < 24).sum()

@@ -25,8 +25,9 @@ def units():
 
 
 @pytest.fixture(scope="session")
-def originals(tmp_path_factory):
-    """Folders of two saved networks, to be copied."""
+def originals(units, tmp_path_factory):
+    """Folders of saved networks, to be copied."""
     place = tmp_path_factory.mktemp("originals")
     facts.save_compressed(compressed(make_image_classifier(), (3, 32, 32)), place / "classifier")
-    return {"vit": saved_vit(place / "vit"), "classifier": place / "classifier"}
+    facts.save_compressed(units, place / "units")
+    return {"vit": saved_vit(place / "vit"), "classifier": place / "classifier", "units": place / "units"}

@@ -65,9 +65,8 @@ def assert_same(loaded, result, shape):
     dtype = next(result.model.parameters()).dtype
     images = torch.randn(2, *shape).to(dtype)
     assert loaded.model(images).equal(result.model.eval()(images))
-    assert {name: t.dtype for name, t in loaded.model.state_dict().items()} == {
-        name: t.dtype for name, t in result.model.state_dict().items()
-    }
+    types = [{name: t.dtype for name, t in each.model.state_dict().items()} for each in (loaded, result)]
+    assert types[0] == types[1]
     assert loaded.plan == result.plan
     assert loaded.summary == result.summary
     assert loaded.skipped == result.skipped

@@ -16,14 +16,14 @@ from facts.saving import export as exporting
 from facts.saving.export import openvino_call
 from tests.disk import room_for
 from tests.networks import make_causal_lm, make_image_classifier, make_model, make_vit, relative_error
+from tests.refusals import refuses
+from tests.toys import Net
 
 pytestmark = pytest.mark.system
 
-SHORT = {  # every kind of block once, for time
-    "swin_b": {"depths": [2], "num_heads": [2]},
-    "convnext_b": {"depths": [1, 1, 1, 1]},
-    "mambavision_b": {"depths": [0, 0, 2, 0], "windows": [2, 2]},
-}
+# Every kind of block once, for time.
+SHORT = {"swin_b": {"depths": [2], "num_heads": [2]}, "convnext_b": {"depths": [1, 1, 1, 1]}}
+SHORT |= {"mambavision_b": {"depths": [0, 0, 2, 0], "windows": [2, 2]}}
 
 
 def run_onnx(path, batch):
@@ -49,9 +49,8 @@ def assert_same(path, model, shape):
 
 
 def perceptron():
-    return nn.Sequential(
-        nn.Linear(24, 400), nn.Dropout(), nn.Tanh(), nn.Linear(400, 280), nn.Tanh(), nn.Linear(280, 12)
-    )
+    layers = nn.Linear(24, 400), nn.Dropout(), nn.Tanh(), nn.Linear(400, 280), nn.Tanh(), nn.Linear(280, 12)
+    return nn.Sequential(*layers)
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +104,9 @@ def test_scattered_pivots_take_any_batch_size(tmp_path):
     facts.export_onnx(model, torch.randn(2, 5, 12), tmp_path / "model.onnx")  # compares its outputs
 
 
-class Noisy(nn.Module):
-    def forward(self, x):
-        return x + torch.randn_like(x)
-
-
-class Branching(nn.Module):
-    def forward(self, x):
-        return x if x.sum() > 0 else -x
-
-
-class Pair(nn.Module):
-    def forward(self, x):
-        return x + 1, x + 2
+NOISY = Net(lambda net, x: x + torch.randn_like(x))
+BRANCHING = Net(lambda net, x: x if x.sum() > 0 else -x)
+PAIR = Net(lambda net, x: (x + 1, x + 2))
 
 
 @pytest.mark.parametrize("kind", EXPORTS)
@@ -149,16 +138,13 @@ def test_networks_of_transformers_return_their_logits(tmp_path):
 def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
     export, path = EXPORTS[kind][0], tmp_path / f"model.{kind}"
     path.write_text("before")
-    with pytest.raises(ValueError, match=r"differ from the network's by up to .* nothing was written"):
-        export(Noisy(), EXAMPLE, path)
-    with pytest.raises(ValueError, match="Pair returns a tuple, but only a network that returns one tensor can be"):
-        facts.export_program(Pair(), EXAMPLE, tmp_path / "pair.pt2")
-    for network, example in ((perceptron(), torch.ones(2, 3)), (Branching(), torch.ones(2, 3))):
-        with pytest.raises(ValueError, match=r"cannot be exported for batches like the example, float32 \[2, 3\] \("):
-            export(network, example, path)
+    refuses(r"differ from the network's by up to .* nothing was written", export, NOISY, EXAMPLE, path)
+    with pytest.raises(ValueError, match="Net returns a tuple, but only a network that returns one tensor can be"):
+        facts.export_program(PAIR, EXAMPLE, tmp_path / "pair.pt2")
+    for network, example in ((perceptron(), torch.ones(2, 3)), (BRANCHING, torch.ones(2, 3))):
+        refuses(r"cannot be exported for batches like the example, float32 \[2, 3\] \(", export, network, example, path)
     for other in (tmp_path, tmp_path / "network.engine"):
-        with pytest.raises(ValueError, match=rf"{other.name} must end in \.{kind}"):
-            export(perceptron(), EXAMPLE, other)
+        refuses(rf"{other.name} must end in \.{kind}", export, perceptron(), EXAMPLE, other)
     with pytest.raises(ValueError, match="the int8 calibration data is empty"):
         facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=[])
     with pytest.raises(ValueError, match=r"to calibrate int8 on is float64 \[1, 24\], but the example's are"):
@@ -170,11 +156,9 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
     for example in ("images", [torch.ones(2, 24)], torch.ones(0, 24), torch.tensor(1.0)):
         with pytest.raises(ValueError, match=r"must be a batch of at least one input, as one tensor \[N, ...\], got"):
             export(perceptron(), example, path)
-    with pytest.raises(ValueError, match="the example holds NaN, so outputs"):
-        export(perceptron(), EXAMPLE * torch.nan, path)
+    refuses("the example holds NaN, so outputs", export, perceptron(), EXAMPLE * torch.nan, path)
     assert [file.name for file in path.parent.iterdir()] == [path.name] and path.read_text() == "before"
-    with pytest.raises(OSError, match="cannot write to the folder"):
-        export(perceptron(), EXAMPLE, path / f"within.{kind}")
+    refuses("cannot write to the folder", export, perceptron(), EXAMPLE, path / f"within.{kind}", raised=OSError)
 
 
 def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
@@ -221,8 +205,7 @@ def test_float32_is_exact_and_int8_smaller_and_near(kind, tmp_path, monkeypatch)
 @by_openvino
 def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     model, example, out = make_vit().float(), torch.randn(1, 3, 16, 16), tmp_path / "vit.xml"
-    with pytest.raises(ValueError, match=r"vit\.onnx must end in \.xml"):
-        facts.export_openvino(model, example, tmp_path / "vit.onnx")
+    refuses(r"vit\.onnx must end in \.xml", facts.export_openvino, model, example, tmp_path / "vit.onnx")
     with pytest.raises(ValueError, match=r"is float32 \[1, 3, 8, 8\], but the example.s are float32 \[1, 3, 16, 16\]"):
         facts.export_openvino(model, example, out, int8=[torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)])
     monkeypatch.setitem(sys.modules, "nncf", None)

@@ -30,6 +30,7 @@ from facts.utils.cache import Cache
 from facts.utils.files import replacing
 from tests.disk import room_for
 from tests.networks import image_batches, make_image_classifier, make_model
+from tests.refusals import refuses
 from tests.saving.edits import tensor
 from tests.saving.setting import TIMM, assert_same, compressed, from_recipe, from_timm, mini_mambavision
 
@@ -96,42 +97,32 @@ def test_a_type_of_its_own_for_the_file(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_any_network_onto_its_dense_form(tmp_path):
-    result = facts.compress(make_model(torch.float32), image_batches([4], dtype=torch.float32), ratio=0.7)
-    facts.save_compressed(result, tmp_path)
-    with pytest.raises(ValueError, match=REFUSED):
-        facts.load_compressed(tmp_path)
-    assert_same(facts.load_compressed(tmp_path, model=make_model(torch.float32, seed=5)), result, (3, 8, 8))
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("unknown", None),
         *(("recipe", each) for each in ("adam", {"lr": 1})),
         *(("provenance", each) for each in ("mine", {"year": 2026})),
         *(("pretrained_cfg", each) for each in (None, nn.ReLU(), {"architecture": ["vit"]}, property(lambda _: {}))),
     ],
 )
-def test_attributes_that_mean_something_else_to_a_user(name, value, tmp_path, monkeypatch):
+def test_any_network_is_loaded_onto_its_dense_form_whatever_its_attributes_mean(name, value, tmp_path, monkeypatch):
     model = make_model(torch.float32)
     monkeypatch.setattr(type(model), name, value, raising=False)
     result = compressed(model, (3, 8, 8))
     facts.save_compressed(result, tmp_path)
+    refuses(REFUSED, facts.load_compressed, tmp_path)
     assert_same(facts.load_compressed(tmp_path, model=make_model(torch.float32, seed=5)), result, (3, 8, 8))
 
 
 def test_dense_networks_that_do_not_fit_are_refused_and_left_alone(saved):
-    for model, reason in (
-        (timm, "must be the dense network, got a module"),
-        (nn.Linear(1, 1, device="meta"), "meta dev"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            facts.load_compressed(saved[1], model=model)
+    on_meta = nn.Linear(1, 1, device="meta")
+    for model, reason in ((timm, "must be the dense network, got a module"), (on_meta, "meta dev")):
+        refuses(reason, facts.load_compressed, saved[1], model=model)
     tensor("norm.bias", lambda bias: bias * torch.nan)(shutil.copytree(saved[1], saved[1].with_name("NaN")))
     given = from_recipe()[0]
     before = given.norm.weight.clone()
-    with pytest.raises(ValueError, match=r"norm\.bias holds NaN"):
-        facts.load_compressed(saved[1].with_name("NaN"), model=given)
+    refuses(r"norm\.bias holds NaN", facts.load_compressed, saved[1].with_name("NaN"), model=given)
     assert given.norm.bias.isfinite().all() and given.norm.weight.equal(before)
     other = TimmModel(tag=TIMM["tag"], arguments={**TIMM["arguments"], "num_classes": 9}, weights="random").build()
     with pytest.raises(ValueError, match=r"model\.safetensors does not fit .*: 2 tensors differ, .* head\.bias: \(5,"):
@@ -141,11 +132,9 @@ def test_dense_networks_that_do_not_fit_are_refused_and_left_alone(saved):
 
 def test_places_that_cannot_be_read_or_written(saved, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="cannot write to the folder"):
-        facts.save_compressed(saved[0], tmp_path / "file")
+    refuses("cannot write to the folder", facts.save_compressed, saved[0], tmp_path / "file", raised=OSError)
     for name, options, kind in (("nowhere", {}, "folder: give one"), ("small", {"revision": "1"}, "repository")):
-        with pytest.raises(FileNotFoundError, match=f"{name} is not a {kind}"):
-            facts.load_compressed(tmp_path / name, **options)
+        refuses(f"{name} is not a {kind}", facts.load_compressed, tmp_path / name, **options, raised=FileNotFoundError)
     with pytest.raises(ValueError, match=r"metrics must be finite numbers, like .* \(top1\.original: [^\n]*\)$"):
         facts.save_compressed(saved[0], tmp_path / "new", {"top1": {"original": torch.nan}})
     with pytest.raises(FileExistsError, match="holds something other than a compressed network: give a new or empty"):
@@ -173,8 +162,7 @@ def test_what_no_recipe_builds_asks_for_the_network(was_compressed, tmp_path, ca
     result = compressed(model, shape)
     facts.save_compressed(result, tmp_path / "last")
     assert "load it with facts.load_compressed(folder, model=the dense network)" in caplog.text
-    with pytest.raises(ValueError, match=REFUSED):
-        facts.load_compressed(tmp_path / "last")
+    refuses(REFUSED, facts.load_compressed, tmp_path / "last")
     assert_same(facts.load_compressed(tmp_path / "last", model=model), result, shape)
 
 
@@ -270,8 +258,7 @@ def test_threads_that_load_do_not_count_the_layers_of_others():
         other.start()
         other.join()
         nn.Linear(1, 1)
-        with pytest.raises(ValueError, match="it has more than 2 parameters"):
-            nn.Linear(1, 1)
+        refuses("it has more than 2 parameters", nn.Linear, 1, 1)
 
 
 @pytest.mark.parametrize("tag", ["test_vit", "test_convnext"])
@@ -357,9 +344,8 @@ def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     names = ("latency of a batch of 8 (ms)", "top1", "seen")
     assert [rows[name] for name in names] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
     method = result.summary.method
-    assert f"- method: {method.estimator}, {method.search}" in body and ("pivoted" in body) == (
-        method.form == "pivoted"
-    )
+    assert f"- method: {method.estimator}, {method.search}" in body
+    assert ("pivoted" in body) == (method.form == "pivoted")
     assert f"facts {facts.__version__}, torch " in body and "- budget: 0.5 of the flops of the compressed parts" in body
 
 

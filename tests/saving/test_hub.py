@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import facts
 from facts.cli import app
 from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS
+from tests.refusals import refuses
 from tests.saving.setting import assert_same
 
 NAME, ADDRESS = "somebody/small-vit", "https://hub.example"
@@ -103,16 +104,14 @@ def test_only_data_is_fetched_and_it_is_validated(hub, result):
     facts.load_compressed(NAME)
     assert {path.name for path in (hub.cache / NAME / "main").iterdir()} == {"README.md", MANIFEST, WEIGHTS}
     (hub.folder / "a/b/main" / WEIGHTS).write_bytes(b"\x80\x04N.")
-    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
-        facts.load_compressed("a/b")
+    refuses(r"model\.safetensors is not a whole safetensors file", facts.load_compressed, "a/b")
 
 
 def test_what_the_hub_or_its_absence_refuses(hub, result):
     with pytest.raises(FileNotFoundError, match=r"a/b is not a folder, .*could be read: .* 404; there is no a/b"):
         facts.load_compressed("a/b")
     for name in ("small-vit", "a/b/c", "../up", "/a/b"):
-        with pytest.raises(ValueError, match="is not a repository: name it as OWNER/NAME"):
-            facts.push_to_hub(result, name)
+        refuses("is not a repository: name it as OWNER/NAME", facts.push_to_hub, result, name)
     hub.answers = False
     with pytest.raises(ConnectionError, match="does not answer, so nothing was pushed: try again"):
         facts.push_to_hub(result, NAME)

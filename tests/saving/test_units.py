@@ -10,7 +10,6 @@ import torch
 import facts
 from facts.modules.heads import PaddedHeads
 from facts.saving.manifest import LOADER
-from tests.saving.edits import put
 from tests.saving.setting import UNIT_BATCHES, assert_same, compressed_units
 from tests.saving.test_export import EXPORTS
 from tests.saving.test_export import assert_same as assert_exported
@@ -44,27 +43,6 @@ def test_saved_and_loaded(units, tmp_path):
     assert repr(loaded.model) == repr(units.model)
     facts.save_compressed(loaded, tmp_path / "again")
     assert_same(facts.load_compressed(tmp_path / "again", model=copy.deepcopy(units.original)), units, SHAPE)
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    ("name", "rank", "fault"),
-    [
-        (SCORES, 17, "'blocks.0.attn.scores' has ranks up to 16, not 17"),
-        (OUTPUTS, 17, "'blocks.0.attn.outputs' has ranks up to 16, not 17"),
-        (HIDDEN, 193, "'blocks.0.mlp' has ranks up to 192, not 193"),
-        ("blocks.2.attn.scores", 1, "'blocks.2.attn.scores' is missing"),
-        ("blocks.0.mlp.scores", 1, "'blocks.0.mlp.scores' is missing"),
-        ("blocks.0.attn", 1, "'blocks.0.attn' is missing, or no part to compress"),
-        (HIDDEN, 3, "tensors differ"),
-    ],
-)
-def test_another_plan_is_refused_before_anything_is_built(units, name, rank, fault, tmp_path, monkeypatch):
-    facts.save_compressed(units, tmp_path)
-    put(rank, "plan", name)(tmp_path)
-    monkeypatch.setattr("facts.saving.load.sha256", lambda _: pytest.fail("it would be built next"))
-    with pytest.raises(ValueError, match=fault):
-        facts.load_compressed(tmp_path)
 
 
 @pytest.mark.system

@@ -20,24 +20,16 @@ from tests.networks import image_batches, make_model
 def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=(3, 8, 8), **fields):
     """`EveryShape` or another network, decomposed, with half of its FLOPs allowed; fields of either dataclass."""
     own = {name: fields.pop(name) for name in fields.keys() & PreparedModel.__dataclass_fields__.keys()}
-    calibration = facts.prepare(
-        model or make_model(),
-        image_batches([8, 8], shape=shape),
-        held_out=(),
-        form="plain",
-    )
+    calibration = facts.prepare(model or make_model(), image_batches([8, 8], shape=shape), held_out=(), form="plain")
     if "data" in own:
         own["data"] = Data.of(own["data"], calibration.model)
-    fields = {"sensitivity": image_batches(list(sizes), shape=shape, seed=2)} | fields
+    fields = {"bounds": {"flops": 0.5}, "sensitivity": image_batches(list(sizes), shape=shape, seed=2), **fields}
     if fields["sensitivity"] is not None:
         fields["sensitivity"] = Data.of(fields["sensitivity"], calibration.model)
-    defaults = {"bounds": {"flops": 0.5}}
     chosen = ESTIMATORS[estimator]()
     decompositions = calibration.decompositions(chosen)
     calibration = replace(calibration, **own).cached_in(cache)
-    return AllocationProblem(
-        **{**defaults, "prepared": calibration, "estimator": chosen, "decompositions": decompositions, **fields}
-    )
+    return AllocationProblem(prepared=calibration, estimator=chosen, decompositions=decompositions, **fields)
 
 
 def plain_problem(model, decompositions=None, bounds=None, rows=None, form="plain", **fields):
@@ -60,7 +52,6 @@ def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:
 
 
 def truncated(problem: AllocationProblem, name: str, rank: int):
-    """A layer's weight at one rank."""
     left, right = problem.decompositions[name].truncate(rank)
     return left @ right
 

@@ -3,7 +3,6 @@
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -11,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facts.search import allocate
+from tests.refusals import refused
 
 
-def least_error(
-    profiles: Mapping[str, Sequence[tuple[Sequence[float], float]]], budget: Sequence[float]
-) -> float | None:
+def least_error(profiles, budget):
     """The least total error of one choice `(costs, error)` a layer within all bounds, or None where nothing fits."""
     costs, errors = np.zeros((1, len(budget))), np.zeros(1)
     for profile in profiles.values():
@@ -113,9 +111,8 @@ class TestAgainstExhaustiveSearch:
 def test_at_a_time_limit_the_best_so_far_comes_with_a_bound():
     """The relaxation alone takes more than a millisecond."""
     rng = random.Random(0)
-    profiles = {
-        str(layer): [((rng.randint(0, 10**6),), 0.5 + rng.random()) for _ in range(100)] for layer in range(200)
-    }
+    choices = [[((rng.randint(0, 10**6),), 0.5 + rng.random()) for _ in range(100)] for _ in range(200)]
+    profiles = {str(layer): profile for layer, profile in enumerate(choices)}
     optimum = allocate(profiles, 3 * 10**6)
     allocation = allocate(profiles, 3 * 10**6, time_limit=1e-3)
     assert allocation.status == "time limit" and allocation.cost[0] <= 3 * 10**6
@@ -123,9 +120,7 @@ def test_at_a_time_limit_the_best_so_far_comes_with_a_bound():
     assert allocation.gap == (allocation.error - allocation.bound) / allocation.error
     assert 0 < allocation.gap < 0.01
     # Two bounds that only allocations of exactly one cost meet together, which no rounding finds.
-    opposed = {
-        name: [((cost, 10**6 - cost), error) for (cost,), error in profile] for name, profile in profiles.items()
-    }
+    opposed = {str(n): [((cost, 10**6 - cost), error) for (cost,), error in own] for n, own in enumerate(choices)}
     with pytest.raises(TimeoutError, match=r"CBC found no allocation within 0\.001 s: allow it more"):
         allocate(opposed, (10**8, 10**8), time_limit=1e-3)
 
@@ -143,18 +138,13 @@ def test_budgets_from_the_smallest_to_none():
         assert set(allocation.choices.values()) == {4} and (allocation.error, allocation.gap) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("profiles", "budget", "message"),
-    [
-        ({}, 1, "profiles are empty"),
-        ({"a": [(1, 0.0)], "b": [], "c": []}, 1, "layers without a choice: b, c"),
-        ({"a": [(1, 0.0)], "b": [(1, math.nan)]}, 2, "the profile of layer b holds NaN or infinity"),
-        ({"a": [((1, 1), 1.0)]}, (2, math.nan), "the budget is NaN"),
-        ({"a": [((1, 1), 1.0)], "b": [(1, 1.0)]}, (2, 2), "layer b has 1 costs per choice, the budget has 2 bounds"),
-        ({"a": [((2, 30), 1.0), ((4, 10), 0.0)]}, (5, 9), r"the budget of 5, 9: the smallest feasible one is 2, 10$"),
-        ({"a": [((2, 30), 1.0), ((4, 10), 0.0)]}, (3, 20), "each bound can be met, but not all of them together"),
-    ],
+test_bad_profiles_and_budgets = refused(
+    ({}, 1, "profiles are empty"),
+    ({"a": [(1, 0.0)], "b": [], "c": []}, 1, "layers without a choice: b, c"),
+    ({"a": [(1, 0.0)], "b": [(1, math.nan)]}, 2, "the profile of layer b holds NaN or infinity"),
+    ({"a": [((1, 1), 1.0)]}, (2, math.nan), "the budget is NaN"),
+    ({"a": [((1, 1), 1.0)], "b": [(1, 1.0)]}, (2, 2), "layer b has 1 costs per choice, the budget has 2 bounds"),
+    ({"a": [((2, 30), 1.0), ((4, 10), 0.0)]}, (5, 9), r"the budget of 5, 9: the smallest feasible one is 2, 10$"),
+    ({"a": [((2, 30), 1.0), ((4, 10), 0.0)]}, (3, 20), "each bound can be met, but not all of them together"),
+    by=allocate,
 )
-def test_bad_profiles_and_budgets(profiles, budget, message):
-    with pytest.raises(ValueError, match=message):
-        allocate(profiles, budget)

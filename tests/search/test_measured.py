@@ -16,6 +16,7 @@ from facts.search import ASVDSearch
 from facts.search.sensitivity_measured import Prefix, Sensitivity
 from tests.networks import Runs, image_batches, make_convnext, make_model, make_swin, seen_by
 from tests.search.problems import every_rank, make_problem
+from tests.toys import Net, linears
 
 
 def kl(original, changed):
@@ -73,11 +74,14 @@ def noted_divergence(original, changed):
     return kl_divergence(original, changed)
 
 
+def nowhere(original, changed):
+    return original.sum() * torch.nan
+
+
 def test_what_was_measured_is_not_measured_again(tmp_path):
     ranks = {"grid": [1, 2], "tokens": [3]}
     problem = make_problem(cache=tmp_path, output_error=noted_divergence)
-    first = Sensitivity(problem)
-    profile = first.profile(ranks)
+    profile = Sensitivity(problem).profile(ranks)
     comparisons.clear()
     again, runs = Sensitivity(problem), Runs(problem.model)
     assert again.profile(ranks) == profile and not runs.number
@@ -96,68 +100,42 @@ def test_other_data_and_another_error_are_measured_for_themselves(tmp_path, fiel
     assert Sensitivity(make_problem(cache=tmp_path)).profile(ranks) == first
 
 
-def nowhere(original, changed):
-    return original.sum() * float("nan")
-
-
 def test_an_error_that_is_not_a_number_names_layer_and_rank(tmp_path):
     with pytest.raises(ValueError, match=r"layer grid at rank \[2\] is NaN"):
         Sensitivity(make_problem(cache=tmp_path, output_error=nowhere)).profile({"grid": [2]})
     assert not list(tmp_path.rglob("sensitivity-*"))
 
 
-class InPlace(nn.Module):
-    """Changes what its modules gave, and has one that gives a tuple and one that gives a mapping."""
-
-    class Pair(nn.Module):
-        def forward(self, x):
-            return x, {"half": x / 2}
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(12, 12) for _ in range(3))
-        self.relu, self.pair = nn.ReLU(inplace=True), self.Pair()
-
-    def forward(self, images):
-        x = self.first(images.flatten(1)[:, :12])
-        skip = self.relu(x)
-        whole, parts = self.pair(self.second(skip))
-        whole += parts["half"]
-        return self.third(whole).add_(skip)
+def in_place(net, images):
+    """Change what modules gave, one of which gives a tuple with a mapping."""
+    x = net.first(images.flatten(1)[:, :12])
+    skip = net.relu(x)
+    whole, parts = net.pair(net.second(skip))
+    whole += parts["half"]
+    return net.third(whole).add_(skip)
 
 
-class SharedActivation(nn.Module):
-    """One activation, within a block and after it: what the block gives does not call it again."""
-
-    def __init__(self):
-        super().__init__()
-        self.act = nn.Tanh()
-        self.block = nn.Sequential(nn.Linear(12, 12), self.act)
-        self.second, self.third = nn.Linear(12, 12), nn.Linear(12, 12)
-
-    def forward(self, images):
-        return self.third(self.act(self.second(self.block(images.flatten(1)[:, :12]))))
+def shared_activation(net, images):
+    """Call one activation within a block and after it: what the block gives does not call it again."""
+    return net.third(net.act(net.second(net.block(images.flatten(1)[:, :12]))))
 
 
-class SkipsWhatItChanged(nn.Module):
+def skips_what_it_changed(net, images):
     """Skip connections from tensors that a later module, or a sum, went on to change in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(12, 12) for _ in range(3))
-        self.relu, self.same = nn.ReLU(inplace=True), nn.Identity()
-
-    def forward(self, images):
-        x = self.first(images.flatten(1)[:, :12])
-        x = x + self.second(self.relu(x))
-        shifted = self.same(x)
-        shifted += 1
-        return x + self.third(shifted)
+    x = net.first(images.flatten(1)[:, :12])
+    x = x + net.second(net.relu(x))
+    shifted = net.same(x)
+    shifted += 1
+    return x + net.third(shifted)
 
 
-def seeded(make):
+def toy(run):
     torch.manual_seed(0)
-    return make().double()
+    activation, layers = nn.Tanh(), linears("first", "second", "third")
+    if run is shared_activation:
+        layers |= {"act": activation, "block": nn.Sequential(layers.pop("first"), activation)}
+    pair = Net(lambda _, x: (x, {"half": x / 2}))
+    return Net(run, **layers, relu=nn.ReLU(inplace=True), same=nn.Identity(), pair=pair).double()
 
 
 MODELS = {
@@ -165,12 +143,11 @@ MODELS = {
     "swin": (make_swin, (3, 16, 16)),
     "convnext": (make_convnext, (3, 32, 32)),
     "mini_mambavision": (lambda: mini_recipe("mambavision_b").build().double(), (1, 32, 32)),
-    **{make.__name__: (partial(seeded, make), (3, 8, 8)) for make in (InPlace, SharedActivation, SkipsWhatItChanged)},
+    **{run.__name__: (partial(toy, run), (3, 8, 8)) for run in (in_place, shared_activation, skips_what_it_changed)},
 }
 
 
 def halved(layer: nn.Linear) -> LowRankLinear:
-    """A layer's truncation to half its rank."""
     u, s, vh = torch.linalg.svd(layer.weight.detach(), full_matrices=False)
     rank = len(s) // 2
     return LowRankLinear(u[:, :rank] * s[:rank], vh[:rank], layer.bias)

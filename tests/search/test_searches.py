@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -16,24 +17,14 @@ from experiments.baselines.dobi_svd import DobiSVDSearch
 from experiments.baselines.energies import FastLRDSearch, LEMSSearch
 from experiments.baselines.flora import FLORASearch
 from facts.modules.forms import FORMS
-from facts.search import (
-    SEARCHES,
-    ASVDSearch,
-    ComCatSearch,
-    CoRS,
-    FLARSearch,
-    MemViTSearch,
-    SVDLLMV2Search,
-    Uniform,
-    interpolate_profile,
-)
+from facts.search import SEARCHES, MemViTSearch, Uniform, interpolate_profile
 from facts.search.sensitivity_measured import Sensitivity
 from tests.networks import LAYERS, image_batches, make_model
 from tests.search.problems import losing, make_problem, plain_problem
 
 EVERY = {
     **{name: search() for name, search in SEARCHES.items()},
-    "comcat": ComCatSearch(num_epochs=4, learning_rate=0.1),
+    "comcat": SEARCHES["comcat"](num_epochs=4, learning_rate=0.1),
     "dobi_svd": DobiSVDSearch(num_epochs=3),
     "fastlrd": FastLRDSearch(),
     "flora": FLORASearch(num_epochs=2, population=10, num_generations=4),
@@ -98,7 +89,7 @@ def test_a_search_that_cannot_meet_the_budget_says_by_how_much(name):
 def test_cors_finds_the_best_plan_there_is(interpolation):
     """Among all the ranks on offer, with errors interpolated from those that were measured."""
     problem = wide_problem(bounds={"flops": 0.6, "params": 0.65})
-    result = CoRS(interpolation=interpolation, rank_multiple=2).allocate(problem)
+    result = SEARCHES["cors"](interpolation=interpolation, rank_multiple=2).allocate(problem)
     measured = Sensitivity(problem).profile({name: [2, 6, 10, 14, 18] for name in problem.layers})
     assert result.profile == measured
     errors = measured
@@ -109,20 +100,16 @@ def test_cors_finds_the_best_plan_there_is(interpolation):
             values = interpolate_profile(ratios, list(points.values()), offered / 21, interpolation)
             errors[name] = dict(zip(offered.tolist(), values, strict=True))
     choices = itertools.product(*([*errors[name], None] for name in problem.layers))
-    plans = [dict(zip(problem.layers, ranks, strict=True)) for ranks in choices]
-    totals = [
-        math.fsum(errors[name][rank] for name, rank in plan.items() if rank) for plan in plans if problem.fits(plan)
-    ]
-    assert result.solution.error == pytest.approx(min(totals), rel=1e-9)
+    fitting = filter(problem.fits, (dict(zip(problem.layers, ranks, strict=True)) for ranks in choices))
+    least = min(math.fsum(errors[name][rank] for name, rank in plan.items() if rank) for plan in fitting)
+    assert result.solution.error == pytest.approx(least, rel=1e-9)
     assert problem.fits(result.plan)
 
 
 def plans_of_all_cuts(problem, profile):
     """Behind each cut through the sorted errors, the smallest rank of each layer."""
-    entries = sorted(
-        ((error, name, rank) for name, errors in profile.items() for rank, error in errors.items()),
-        key=lambda entry: -entry[0],
-    )
+    entries = [(-error, name, rank) for name, errors in profile.items() for rank, error in errors.items()]
+    entries.sort(key=itemgetter(0))
     for cut in range(len(entries) + 1):
         behind = entries[cut:]
         yield {n: min((r for _, m, r in behind if m == n), default=None) for n in problem.layers}
@@ -130,7 +117,7 @@ def plans_of_all_cuts(problem, profile):
 
 def test_asvd_takes_the_best_cut_through_the_sorted_errors():
     problem = make_problem(bounds={"flops": 0.6})
-    result = ASVDSearch().allocate(problem)
+    result = SEARCHES["asvd"]().allocate(problem)
     plans = list(plans_of_all_cuts(problem, result.profile))
     fitting = [plan for plan in plans if problem.fits(plan)]
     assert result.plan == fitting[-1] and len(fitting) < len(plans)
@@ -139,7 +126,7 @@ def test_asvd_takes_the_best_cut_through_the_sorted_errors():
 def test_flar_gives_every_layer_the_smallest_rank_under_one_threshold():
     """The smallest threshold that meets the budget, read off a table of all errors."""
     problem = wide_problem(bounds={"flops": 0.6})
-    result = FLARSearch(rank_multiple=4).allocate(problem)
+    result = SEARCHES["flar"](rank_multiple=4).allocate(problem)
     offered = {name: [4, 8, 12, 16, 20] for name in problem.layers}
     errors = Sensitivity(problem, of="features").profile(offered)
     for profile in errors.values():
@@ -154,30 +141,28 @@ def test_flar_gives_every_layer_the_smallest_rank_under_one_threshold():
     assert all(profile.items() <= errors[name].items() for name, profile in result.profile.items())
 
 
+def with_energies(*energies):
+    """A problem of layers `a` and `b` with these squared singular values."""
+    problem = losing({"a": 1.0, "b": 1.0})
+    pairs = zip(problem.decompositions.items(), energies, strict=True)
+    return replace(problem, decompositions={name: replace(own, energies=e.double()) for (name, own), e in pairs})
+
+
 @pytest.mark.parametrize(("least_ratio", "plan"), [(0.1, {"a": 9, "b": 1}), (0.5, {"a": 5, "b": 5})])
 def test_memvit_cuts_less_and_less(least_ratio, plan):
     """Half of the cost, ten components, is to go, half of the rest in each step: 5, 3 of 2.5, 2 of 1.25, and 1.
 
     The second layer loses nothing down to rank 1; where its least rank stops it, the first goes on.
     """
-    problem = losing({"a": 2.0, "b": 1.0})
-    energies = {
-        "a": torch.arange(20, 0, -1, dtype=torch.float64).square(),
-        "b": torch.cat([torch.full((1,), 1e6), torch.zeros(19)]).double(),
-    }
-    decompositions = {name: replace(each, energies=energies[name]) for name, each in problem.decompositions.items()}
-    search = MemViTSearch(decay=1 / math.log(2), least_ratio=least_ratio)
-    assert search.allocate(replace(problem, decompositions=decompositions)).plan == plan
+    problem = with_energies(torch.arange(20, 0, -1).square(), torch.cat([torch.full((1,), 1e6), torch.zeros(19)]))
+    assert MemViTSearch(decay=1 / math.log(2), least_ratio=least_ratio).allocate(problem).plan == plan
 
 
 @pytest.mark.parametrize(("squared", "plan"), [(False, {"a": 2, "b": 8}), (True, {"a": 1, "b": 9})])
 def test_memvit_takes_singular_values_as_they_are_or_squared(squared, plan):
     """One value of ten beside 19 of one is 34 % of their sum, and 84 % of that of squares; the others are equal."""
-    problem = losing({"a": 1.0, "b": 1.0})
-    energies = {"a": torch.cat([torch.full((1,), 100.0), torch.ones(19)]).double(), "b": torch.ones(20).double()}
-    decompositions = {name: replace(each, energies=energies[name]) for name, each in problem.decompositions.items()}
-    search = MemViTSearch(decay=1 / math.log(2), squared=squared)
-    assert search.allocate(replace(problem, decompositions=decompositions)).plan == plan
+    problem = with_energies(torch.cat([torch.full((1,), 100.0), torch.ones(19)]), torch.ones(20))
+    assert MemViTSearch(decay=1 / math.log(2), squared=squared).allocate(problem).plan == plan
 
 
 @pytest.mark.parametrize(
@@ -192,16 +177,14 @@ def test_svd_llm_v2_removes_shares_by_the_logarithm_of_losses(losses, plan):
     """In layers of one type; a layer of another keeps half."""
     names = ("blocks.0.fc", "blocks.1.fc")
     problem = losing({**dict(zip(names, losses, strict=True)), "blocks.0.qkv": math.e**3})
-    assert SVDLLMV2Search().allocate(problem).plan == {**dict(zip(names, plan, strict=True)), "blocks.0.qkv": 5}
+    assert SEARCHES["svd_llm_v2"]().allocate(problem).plan == {**dict(zip(names, plan, strict=True)), "blocks.0.qkv": 5}
 
 
 def test_uniform_keeps_the_tightest_ratio_as_it_is_written():
     """0.7 of 10 is 7, though the nearest float to it is less."""
-    plans = [
-        Uniform().allocate(make_problem(bounds=bounds)).plan
-        for bounds in ({"flops": 0.9, "params": 0.4}, {"flops": 0.4})
-    ]
-    assert plans[0] == plans[1] != Uniform().allocate(make_problem(bounds={"flops": 0.9})).plan
+    several = {"flops": 0.9, "params": 0.4}, {"flops": 0.4}, {"flops": 0.9}
+    both, tightest, loose = (Uniform().allocate(make_problem(bounds=bounds)).plan for bounds in several)
+    assert both == tightest != loose
     assert plain_problem(nn.Sequential(nn.Linear(10, 1, bias=False)), bounds={"params": 0.7}).budget == (7,)
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import facts
 from facts.estimators import FACTS, GFWSVD
 from facts.moments import InputGram
+from facts.moments.losses import SampledLabels
 from facts.utils.cache import PACKAGE, code_of, content_key, file_name, shared_code, statements
 from tests.networks import UNIFORM, EveryShape, Runs, compress_on_all, image_batches, same_weights
 
@@ -75,18 +76,20 @@ class TestCompress:
         assert num_keys(layers=["tokens", "rows"]) == 5
         assert num_keys(precision=torch.bfloat16) == 6
         assert num_keys(loss=sum_of_outputs) == 7
+        assert num_keys(loss=SampledLabels(sum_of_outputs)) == 8
+        assert num_keys(loss=SampledLabels(sum_of_outputs, seed=1)) == 9
         with monkeypatch.context() as patch:
             patch.setattr("facts.calibration.prepared_model.shared_code", lambda: "other code")
-            assert num_keys() == 8
+            assert num_keys() == 10
             patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-            assert num_keys() == 9
+            assert num_keys() == 11
         changed = Other().double()
         changed.load_state_dict(model.state_dict())
-        assert num_keys(changed_model=changed) == 10
-        changed.tokens.weight.data[0, 0] += 1e-6
-        assert num_keys(changed_model=changed) == 11
-        changed.scale = -1.0
         assert num_keys(changed_model=changed) == 12
+        changed.tokens.weight.data[0, 0] += 1e-6
+        assert num_keys(changed_model=changed) == 13
+        changed.scale = -1.0
+        assert num_keys(changed_model=changed) == 14
 
 
 @pytest.mark.attack

@@ -7,18 +7,7 @@ from time import sleep
 import pytest
 
 from facts.utils import progress
-from facts.utils.progress import (
-    READING,
-    progress_of,
-    report,
-    reporting_to,
-    silence,
-    stage,
-    stopwatch,
-    timed,
-    waiting,
-    with_progress,
-)
+from facts.utils.progress import READING, progress_of, reporting_to, stage, stopwatch, timed, waiting
 
 
 def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(capsys, caplog, monkeypatch):
@@ -34,12 +23,12 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
 
     with stopwatch(), stage("search"):
         assert lines() == {"search: 0:00:00 so far"}
-        for number in with_progress(range(8), "counting"):  # the innermost alone
+        for number in progress.with_progress(range(8), "counting"):  # the innermost alone
             if number in (0, 6):
                 assert lines() == {f"counting: {number} of 8, 0:00:00 so far"}  # never that no time is left
-        for _ in with_progress(["OpenVINO"], "loading", str):
+        for _ in progress.with_progress(["OpenVINO"], "loading", str):
             assert lines() == {"loading: 0 of 1, OpenVINO, 0:00:00 so far"}
-        with progress_of("work") as show, silence():
+        with progress_of("work") as show, progress.silence():
             show(3, None, "loss 2")
             assert lines() == {"work: 3, loss 2, 0:00:00 so far"}
         caplog.clear()
@@ -99,7 +88,7 @@ def test_a_stage_is_reported_when_it_ends_and_only_within_the_block():
         with timed(seconds, "search"):
             assert heard == []
         assert heard.pop() == ("search", {"seconds": pytest.approx(seconds["search"] - 100.0)})
-        report("finetuning", epoch=1, loss=0.5)
+        progress.report("finetuning", epoch=1, loss=0.5)
         with pytest.raises(ZeroDivisionError), timed(seconds, "broken"):
             _ = 1 / 0
     with timed(seconds, "evaluation"):
