@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ WITHOUT_RESULTS = ("__main__.py", "cli", "saving")
 METHODS = "methods"
 
 CHECKSUM = "checksum"  # of names and tensors, in a file's metadata
+
+_parsing = Lock()  # in Python 3.11, two threads that parse at once may fail
 
 
 class Cache:
@@ -162,7 +165,8 @@ def code_of(cls: type) -> str:
 @cache
 def statements(path: Path) -> str:
     """Code of a file, without comments and docstrings."""
-    tree = ast.parse(path.read_bytes())  # in UTF-8, whatever the locale
+    with _parsing:
+        tree = ast.parse(path.read_bytes())  # in UTF-8, whatever the locale
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
