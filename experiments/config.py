@@ -90,8 +90,10 @@ class Experiment:
     ablation has a row for each of the `axis_values` of its `axis`, a field or a list of fields; `option` is its file if
     the command line names it. `seeds` is the number of draws of the calibration sample, the search sample and sampled
     labels behind each value, unless the profile or the command line says otherwise. `properties` are attributes of the
-    estimators, with their titles, that the table shows. `not_applicable` holds, by row and column, the reasons why
-    cells are left out. A collection with `tasks` has only the experiments of these tasks.
+    estimators, with their titles, that the table shows. `shown` are the metrics of tables to be read, by default the
+    ranked one, or all if there is but one row or column. `row_titles` are rows' names in the profile. `unranked` rows
+    are no methods that may be the best. `not_applicable` holds, by row and column, the reasons why cells are left out.
+    A collection with `tasks` has only the experiments of these tasks.
     """
 
     name: str = MISSING
@@ -107,6 +109,8 @@ class Experiment:
     experiments: list[str] = field(default_factory=list)
     tasks: list[str] = field(default_factory=list)
     ranked_by: str = ""
+    shown: list[str] = field(default_factory=list)
+    row_titles: dict[str, str] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     mini: list[str] = field(default_factory=list)
     photos: dict[str, Any] = field(default_factory=dict)

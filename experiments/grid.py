@@ -140,7 +140,7 @@ def possible(experiments: Iterable[Experiment]) -> Iterator[Experiment]:
 
 def is_for_profile(experiment: Experiment) -> bool:
     """Check for fields of the profile `photos`, or for columns outside them; a collection is for every profile."""
-    own = experiment.photos if in_photos() else experiment.columns or not experiment.photos
+    own = experiment.photos if chosen_profile() == "photos" else experiment.columns or not experiment.photos
     return bool(experiment.experiments or own)
 
 
@@ -150,18 +150,27 @@ def completed(experiment: Experiment) -> Experiment:
     Raises `ValueError` if it is not for the profile.
     """
     if not is_for_profile(experiment):
-        which = "for" if in_photos() else "except for"
+        which = "for" if chosen_profile() == "photos" else "except for"
         raise ValueError(f"experiment={experiment.name} has no columns {which} profile=photos")
     experiment = copy.deepcopy(experiment)
-    for name, value in plain(experiment.photos).items() if in_photos() else ():
+    for name, value in plain(experiment.photos).items() if chosen_profile() == "photos" else ():
         setattr(experiment, name, value)
     if experiment.axis:
         experiment.rows = rows_of(plain(experiment.axis), plain(experiment.axis_values))
+    experiment.row_titles = {row: title_of(row, overrides) for row, overrides in experiment.rows.items()}
     return experiment
 
 
-def in_photos() -> bool:
-    return HydraConfig.initialized() and HydraConfig.get().runtime.choices["profile"] == "photos"
+def title_of(row: str, overrides: list[str]) -> str:
+    """Put the values of the profile `mini` in place of the paper's, if a row names them."""
+    settings = {field: value for field, _, value in (override.partition("=") for override in overrides)}
+    for field, value in settings.items() if chosen_profile() == "mini" else ():
+        row = row.replace(value, settings.get(field.replace(".paper.", ".mini."), value))
+    return row
+
+
+def chosen_profile() -> str:
+    return HydraConfig.get().runtime.choices["profile"] if HydraConfig.initialized() else ""
 
 
 def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:

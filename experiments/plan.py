@@ -15,6 +15,7 @@ from rich.table import Table
 from experiments.cell import Cell, recall
 from experiments.compose import composed
 from experiments.config import USER_ERRORS, Experiment, in_a_line
+from experiments.output.tables import SCREEN, by_network
 from experiments.record import Record, published_records
 
 TIMED = ("profile", "model", "task", "estimator", "search", "pruning", "finetuning", "stages", "analysis")
@@ -33,10 +34,12 @@ def show_plan(experiments: list[Experiment], tables: list[list[Cell]], folder: P
         # If any of several draws is not done, it is shown.
         states = sorted(((cell, cell.state()) for cell in cells), key=lambda pair: pair[1].name != "done")
         shown = {(cell.row, cell.column): state.name for cell, state in states}
-        table = Table("", *map(escape, experiment.columns), title=escape(experiment.title))
-        for row in experiment.rows:
-            table.add_row(escape(row), *(shown.get((row, column), "n.a.") for column in experiment.columns))
-        console.print(table)
+        console.print(escape(experiment.title), width=SCREEN)
+        for network, columns in by_network([*experiment.columns]).items():
+            table = Table(escape(network.rstrip(", ")), *map(escape, columns))
+            for row in experiment.rows:
+                table.add_row(escape(row), *(shown.get((row, column), "n.a.") for column in columns.values()))
+            console.print(table, width=SCREEN)
         if left := [choices(cell.config) for cell in cells if cell.is_left]:
             needs.add_row(escape(experiment.name), str(len(left)), time_of(left, times))
         every += left
@@ -45,7 +48,7 @@ def show_plan(experiments: list[Experiment], tables: list[list[Cell]], folder: P
         console.print(f"{number:,} cells are blocked: {escape(fault)}", soft_wrap=True)
     if every:
         needs.add_row("together", str(len(every)), time_of(every, times))
-        console.print(needs)
+        console.print(needs, width=SCREEN)
     elif not blocked:
         console.print("Nothing is left to do.")
 

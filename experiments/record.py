@@ -7,17 +7,16 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
-from math import inf, sqrt
+from math import inf, nan, sqrt
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import scipy
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -98,9 +97,11 @@ class Record:
 
     @property
     def values(self) -> dict[str, float]:
-        """Values for tables: the metrics, and the minutes of the search and of the whole compression."""
+        """Values for tables: metrics, what follows from them, and minutes of the search and the whole compression."""
         work = [self.seconds[stage] / 60 for stage in WORK if stage in self.seconds]
         values = {**self.metrics, **({"total_minutes": sum(work)} if work else {})}
+        if "residual_throughput" in values:
+            values["residual_speedup"] = values["residual_throughput"] / values["dense_throughput"]
         return values | ({"search_minutes": self.seconds["search"] / 60} if "search" in self.seconds else {})
 
 
@@ -221,10 +222,10 @@ def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
     return float(mean / error)
 
 
-def mean_ranks(outcomes: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
-    """Average the ranks of methods over columns `[draws, M]`, 1 for the most accurate; ties share a rank.
-
-    For each column, `outcomes [M, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
-    """
-    numbers = (drawn.astype(float) @ column.T for column, drawn in zip(outcomes, counts, strict=True))
-    return np.mean([scipy.stats.rankdata(-number, axis=-1) for number in numbers], axis=0)
+def paired_difference(record: Record, reference: Record, metric: str) -> tuple[float, float]:
+    """Compute how many points a record is ahead of another, and the standard error over the same samples if known."""
+    shares = [each.outcomes.get(metric) for each in (record, reference)]
+    if None in shares:
+        return record.values.get(metric, nan) - reference.values.get(metric, nan), nan
+    ours, theirs = (100.0 * unpacked(each) for each in shares if each)
+    return float((ours - theirs).mean()), float((ours - theirs).std(ddof=1) / sqrt(len(ours)))

@@ -1,6 +1,6 @@
-"""Rewrite the report from existing results: `python -m experiments.report [profile=NAME] [results=FOLDER]`.
+"""Draw existing results again, and the report: `python -m experiments.report [profile=NAME] [results=FOLDER]`.
 
-With `experiment=NAME`, its table and figure are first drawn from the records, as after the jobs of a launcher.
+With `experiment=NAME`, only its table and figure, and from the records of cells, as after the jobs of a launcher.
 """
 
 from omegaconf import DictConfig
@@ -9,7 +9,7 @@ from rich.console import Console
 from experiments.cell import cells_of, recall, results_folder
 from experiments.compose import command, given_overrides
 from experiments.grid import chosen_experiments
-from experiments.output.results import report_on_all, show
+from experiments.output.results import draw_again, report_on_all, show
 from experiments.runner import started
 from facts.utils.files import writable_folder
 
@@ -29,6 +29,8 @@ def main(config: DictConfig) -> None:
                     show(experiment, cells, folder, config, Console())
                 else:
                     print(f"{experiment.name} stays as it is: none of its cells has run with these settings")
+        else:
+            draw_again(folder)
         report_on_all(folder)
         print(folder / "report.html")
 

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.cell import Cell, by_data, cells_of, results_folder
+from experiments.config import Experiment
 from experiments.doctor import look_first
 from experiments.grid import chosen_experiments, warn_of_misspelt_metrics
 from experiments.output.results import DRAWINGS, report_on_all, show
@@ -45,13 +46,22 @@ def reproduce(config: DictConfig) -> None:
     console.print(f"{len(chosen)} tables and figures: first checking what they need")
     cells = [*chain.from_iterable(experiments)]
     look_first(config, cells, console)
-    done = finished(experiments, config.workers or num_processors(), config.hardware.device)
-    for experiment, own in zip(chosen, done, strict=True):
-        show(experiment, own, folder, config, console)
+    drawings = [each for pair in zip(chosen, experiments, strict=True) for each in drawings_of(*pair)]
+    done = finished([run for _, _, run in drawings], config.workers or num_processors(), config.hardware.device)
+    for (experiment, shown, _), _ in zip(drawings, done, strict=True):
+        show(experiment, shown, folder, config, console)
     report_on_all(folder)
     console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}", soft_wrap=True, markup=False)
     if failure := failure_of(cells):
         raise SystemExit(failure)
+
+
+def drawings_of(experiment: Experiment, cells: list[Cell]) -> list[tuple[Experiment, list[Cell], list[Cell]]]:
+    """List when a table is drawn: the cells that it shows, and those that run before. First it shows one draw alone."""
+    first, others = ([cell for cell in cells if bool(cell.draw) == later] for later in (False, True))
+    if not any(cell.is_left for cell in others):
+        return [(experiment, cells, cells)]
+    return [(experiment, first, first), (experiment, cells, others)]
 
 
 def parts_of(tables: list[list[Cell]]) -> list[list[Cell]]:

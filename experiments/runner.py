@@ -10,8 +10,9 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ from facts.utils.files import HeldElsewhere, locked, replacing, writable_folder
 from facts.utils.progress import report, reporting_to, timed
 
 log = logging.getLogger(__name__)
+
+LISTENER: ContextVar[Callable[[Cell], None] | None] = ContextVar("LISTENER", default=None)
+"""Is told of each cell of a part that has run."""
 
 _shared: ReadWriteLock | None = None
 
@@ -109,6 +113,8 @@ def run_or_defer(cell: Cell, wait: bool) -> bool:
     except Exception as error:
         cell.error = reason_of(error)
         log.error("%s: %s", cell.place, cell.error)
+    if listener := LISTENER.get():
+        listener(cell)
     return True
 
 

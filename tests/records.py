@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from experiments import paper
 from experiments.cell import Cell
 from experiments.config import Experiment
-from experiments.output.results import draw_figure
+from experiments.output.results import draw_figure, values_of
 from experiments.output.tables import entries_of, places_of, write_tables
 from experiments.record import Record, flat, packed, write_record
 from facts.cost.count import Cost
@@ -102,5 +102,6 @@ def write_results(folder: Path) -> list[Experiment]:
             write_paper(folder / "paper" / f"{experiment.name}.csv", {row: top1 - 5 for row, top1 in TOP1.items()})
         with patch.object(paper, "FOLDER", folder / "paper"):
             write_tables(experiment, entries_of(experiment, cells, comparable=False), folder / "tables")
-    draw_figure(ABLATION, cells, folder / "figures")
+    records = {(cell.row, cell.column): cell.record for cell in cells}
+    draw_figure(ABLATION, values_of(ABLATION, records), folder / "figures")
     return EXPERIMENTS

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
@@ -16,20 +17,20 @@ from experiments.output.figures import (
     GREY,
     ORANGE,
     VERMILION,
-    WIDTH,
     Records,
     joined,
     metrics_of,
+    one_legend,
     panels,
     placeholder,
-    share_legend,
+    span,
 )
-from experiments.record import Record
 from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
 
 SIGNIFICANT = 0.05
-COLUMNS = ["column", "token", "other", "coupling", "distance_correlation", "p_value"]
+COLUMNS = ["column", "layer", "token", "other", "coupling", "distance_correlation", "p_value"]
+MOTIVATION_COLUMNS = [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "standard_error"]
 CROSS_COLUMNS = ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"]
 KINDS = {
     "operator": ("Fisher", "o", BLUE),
@@ -39,84 +40,119 @@ KINDS = {
 }
 
 
-def token_couplings(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot for each column the cross-token map, and below it the distance correlations of its tokens."""
-    (row,) = experiment.rows
-    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
-    maps, tokens = (
-        part.subplots(1, len(experiment.columns), squeeze=False)[0]
-        for part in figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 2))[:, 0]
-    )
-    values = []
-    for above, below, column in zip(maps, tokens, experiment.columns, strict=True):
-        values += _draw_map(above, records[row, column], column) + _draw_tokens(below, records[row, column], column)
-    return figure, joined(values, COLUMNS)
-
-
-def motivation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot the couplings of one layer (first row), and the similarity of estimators against accuracy."""
-    (column,) = experiment.columns
-    row, *estimators = experiment.rows
-    figure, (first, second, third) = panels(3, 2.9)
-    values = _draw_map(first, records[row, column], column) + _draw_tokens(second, records[row, column], column)
-    values += _draw_similarity(third, {(name, column): records[name, column] for name in estimators})
-    return figure, joined(values, [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "standard_error"])
-
-
-def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot the ratio of the cross-token to the token-local part over the layers in order, one panel per network."""
-    (row,) = experiment.rows
-    num_rows = 1 + (len(experiment.columns) > 2)
-    figure, every = panels(-(-len(experiment.columns) // num_rows), 0.8 + 1.8 * num_rows, num_rows)
+def coupling_values(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """List the pairs of tokens and the tokens of each column: couplings, and distance correlations."""
     found = []
+    for (_, column), record in records.items():
+        if record and "coupling" in record.analysis:
+            coupling = np.array(record.analysis["coupling"])
+            token, other = np.triu_indices_from(coupling)  # it is symmetric
+            own = pd.DataFrame({"token": token, "other": other, "coupling": coupling[token, other]})
+            tokens = {key: record.analysis[key] for key in ("distance_correlation", "p_value")}
+            own = pd.concat([own, pd.DataFrame(tokens, dtype=float).rename_axis("token").reset_index()])
+            found.append(own.assign(column=column, layer=record.analysis["layer"]))
+    return joined(found, COLUMNS)
+
+
+def draw_couplings(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
+    """Plot for each column the cross-token map, and below it the distance correlations of its tokens, on one scale."""
+    figure, every = panels(len(experiment.columns), 4.6, 2)
+    maps, tokens = every[: len(experiment.columns)], every[len(experiment.columns) :]
+    _draw_maps(maps, experiment, values)
+    for axes, column in zip(tokens, experiment.columns, strict=True):
+        axes.sharey(tokens[0])
+        _draw_tokens(axes, values[values.column == column])
+        axes.label_outer()
+    tokens[0].set_ylabel("squared distance correlation")
+    off = values[values.token != values.other].groupby("column").coupling.median()
+    means = values.groupby("column").distance_correlation.mean()
+    message = f"Between tokens, the median coupling is {span(off)} of a token's own"
+    return figure, f"{message}; distance correlations are {span(means)} in the mean"
+
+
+def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """List the couplings of one layer (first row), and the similarity of estimators with their accuracy."""
+    couplings = coupling_values(experiment, records)
+    first = next(iter(experiment.rows))
+    estimators = {place: record for place, record in records.items() if place[0] != first}
+    points = metrics_of(estimators, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
+    return joined([couplings, points.rename(columns={"row": "estimator"})], MOTIVATION_COLUMNS)
+
+
+def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
+    """Plot the couplings of one layer, and the similarity of estimators against accuracy."""
+    figure, (first, second, third) = panels(3, 2.9)
+    points, couplings = values.dropna(subset="cosine"), values[values.cosine.isna()]
+    _draw_maps([first], experiment, couplings)
+    _draw_tokens(second, couplings)
+    second.set_ylabel("squared distance correlation")
+    _draw_similarity(third, points)
+    if points.empty:
+        return figure, ""
+    closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
+    lead = best.top1 - closest.top1
+    other = f"{best.estimator} is {lead:.1f} points more accurate" if lead else "and the most accurate"
+    return figure, f"{closest.estimator} is closest to the Fisher, {other}"
+
+
+def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """List the ratios of the cross-token to the token-local part by layer."""
+    found = []
+    for (_, column), record in records.items():
+        if record and record.analysis:
+            layers = pd.DataFrame.from_dict(record.analysis, orient="index").rename_axis("layer").reset_index()
+            found.append(layers.assign(column=column).reindex(columns=CROSS_COLUMNS))
+    return joined(found, CROSS_COLUMNS)
+
+
+def draw_cross_moments(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
+    """Plot the ratio of the cross-token to the token-local part over the layers in order, one panel per network."""
+    num_rows = 1 + (len(experiment.columns) > 2)
+    figure, every = panels(-(-len(experiment.columns) // num_rows), 0.8 + 1.8 * num_rows, num_rows, sharey=True)
     for axes, column in zip(every, experiment.columns, strict=False):
-        axes.set(title=column, xlabel="layer, in order", ylabel="cross-token / token-local")
+        axes.set(title=column, xlabel="layer, in order")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        record = records[row, column]
-        if not (record and record.analysis):
+        layers = values[values.column == column].reset_index()
+        if layers.empty:
             placeholder(axes)
-            continue
-        layers = pd.DataFrame.from_dict(record.analysis, orient="index").rename_axis("layer").reset_index()
         for kind, (label, marker, color) in KINDS.items():
-            if kind in layers:
+            if layers[kind].notna().any():
                 axes.plot(layers.index, layers[kind], marker, color=color, label=label)
         axes.axhline(0, color=BLACK, linewidth=0.5)
-        found.append(layers.assign(column=column).reindex(columns=CROSS_COLUMNS))
     for axes in every[len(experiment.columns) :]:
         axes.set_visible(False)
-    share_legend(figure, len(KINDS))
-    return figure, joined(found, CROSS_COLUMNS)
+    figure.supylabel("cross-token / token-local", fontsize="medium")
+    one_legend(every[0])
+    medians = values.groupby("column").operator.median()
+    return figure, f"What FACTS drops of the Fisher is {span(medians)} times what it keeps, by the median layer"
 
 
-def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFrame]:
-    axes.set(xlabel="token index", ylabel="token index")
-    axes.grid(visible=False)
-    if not (record and record.analysis):
-        axes.set_title(title)
-        placeholder(axes)
-        return []
-    coupling = np.array(record.analysis["coupling"])
-    axes.set_title(f"{title}\n{record.analysis['layer']}", fontsize=7)
-    if coupling.any():
-        # Logarithmic, since a few tokens can outweigh all others; pairs that never meet are left blank.
-        image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm="log")
-        bar = axes.figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=25)
-        bar.set_label("coupling / mean diagonal" + ("" if coupling.all() else "; white: none"), fontsize=7)
+def _draw_maps(every: list[Axes], experiment: Experiment, values: pd.DataFrame) -> None:
+    """Draw the columns' maps on one logarithmic scale: a few tokens can outweigh all others; no coupling is white."""
+    known = values.coupling[values.coupling > 0]
+    norm = LogNorm(known.min(), known.max()) if len(known) else None
+    for axes, column in zip(every, experiment.columns, strict=True):
+        own = values[(values.column == column) & values.coupling.notna()]
+        axes.set(title=column, xlabel="token index", ylabel="token index")
+        axes.grid(visible=False)
+        if own.empty:
+            placeholder(axes)
+            continue
+        axes.set_title("\n".join([column, *dict.fromkeys(own.layer.dropna())]), fontsize=7)
+        upper = own.pivot(index="token", columns="other", values="coupling").to_numpy(float)
+        coupling = np.triu(upper) + np.triu(upper, 1).T
+        image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm=norm)
+    if norm:
+        bar = every[0].figure.colorbar(image, ax=every, location="bottom", shrink=0.6, aspect=40, pad=0.02)
+        bar.set_label("coupling / mean diagonal" + "; white: none" * bool((values.coupling == 0).any()), fontsize=7)
         bar.ax.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        placeholder(axes, "no coupling")
-    token, other = np.indices(coupling.shape).reshape(2, -1)
-    found = pd.DataFrame({"column": title, "token": token, "other": other, "coupling": coupling.flatten()})
-    return [found[found.token <= found.other].reindex(columns=COLUMNS)]  # it is symmetric
 
 
-def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataFrame]:
-    axes.set(xlabel="token index", ylabel="squared distance correlation")
-    if not (record and record.analysis):
-        placeholder(axes)
-        return []
-    tokens = pd.DataFrame({key: record.analysis[key] for key in ("distance_correlation", "p_value")}, dtype=float)
-    tokens = tokens.rename_axis("token").reset_index().assign(column=title)
+def _draw_tokens(axes: Axes, values: pd.DataFrame) -> None:
+    tokens = values[values.coupling.isna()]
+    axes.set(xlabel="token index")
+    if tokens.empty:
+        return placeholder(axes)
     sure = tokens.p_value < SIGNIFICANT
     for part, color in ((sure, BLUE), (~sure, GREY)):
         axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color)
@@ -124,17 +160,13 @@ def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataF
     axes.axhline(mean, color=BLACK, linestyle="--")
     axes.set_title(f"mean {mean:.2f}" + ("" if sure.all() else f"; grey: p ≥ {SIGNIFICANT}"), fontsize=7)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    return [tokens.reindex(columns=COLUMNS)]
 
 
-def _draw_similarity(axes: Axes, records: Records) -> list[pd.DataFrame]:
+def _draw_similarity(axes: Axes, points: pd.DataFrame) -> None:
     axes.set(xlabel="cosine to the empirical Fisher", ylabel="Top-1 [%] ± standard error")
     axes.margins(x=0.2, y=0.1)
-    points = metrics_of(records, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
-    points = points.rename(columns={"row": "estimator"})
     if points.empty:
-        placeholder(axes)
-        return []
+        return placeholder(axes)
     errors = {"xerr": points.cosine_error, "yerr": points.standard_error}
     axes.errorbar(points.cosine, points.top1, **errors, fmt="o", color=VERMILION, elinewidth=0.6)
     middle = (points.cosine.min() + points.cosine.max()) / 2
@@ -142,23 +174,17 @@ def _draw_similarity(axes: Axes, records: Records) -> list[pd.DataFrame]:
         shift, side = ((4, 3), "left") if point.cosine < middle else ((-4, 3), "right")
         place: dict[str, Any] = {"xytext": shift, "textcoords": "offset points", "ha": side, "fontsize": 6}
         axes.annotate(point.estimator, (point.cosine, point.top1), **place)
-    return [points]
 
 
 INTERPOLATED_LAYERS = ("blocks.1.attn.proj", "blocks.1.attn.qkv")
 
 
-def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot measured errors of two layers, their interpolation by windows, and one cubic spline through them."""
+def interpolation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """List the measured errors of two layers, their interpolation by windows, and one cubic spline through them."""
     (record,) = records.values()
     profile = record.summary["profile"] if record and record.summary else {}
-    figure, every = panels(len(INTERPOLATED_LAYERS), 2.6)
     curves = []
-    for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):
-        axes.set(title=layer, xlabel="remaining ratio", ylabel="KL divergence [nat]")
-        if not profile:
-            placeholder(axes)
-            continue
+    for layer in INTERPOLATED_LAYERS if profile else ():
         ranks, ratios, errors = np.array(profile[layer]).T
         candidates = candidate_ranks(int(ranks[0]), int(ranks[-1]), 8, at_least=len(ratios))
         offered = np.array(candidates) / round(ranks[-1] / ratios[-1])
@@ -168,10 +194,25 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
             "global cubic": (fine, interpolate_profile(ratios, errors, fine, "cubic")),
             "measured": (ratios, errors),
         }
-        formats = (("s", BLUE, 2.5), ("-", VERMILION, 0), ("o", BLACK, 4))
-        for (name, (x, y)), (line, color, size) in zip(drawn.items(), formats, strict=True):
-            axes.plot(x, y, line, color=color, markersize=size, label=name)
+        for name, (x, y) in drawn.items():
             curves.append(pd.DataFrame({"layer": layer, "curve": name, "ratio": x, "error": y}))
+    return joined(curves, ["layer", "curve", "ratio", "error"])
+
+
+def draw_interpolation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
+    """Plot the curves of two layers on one scale."""
+    figure, every = panels(len(INTERPOLATED_LAYERS), 2.6, sharey=True)
+    formats = {"windows (CoRS)": ("s", BLUE, 2.5), "global cubic": ("-", VERMILION, 0), "measured": ("o", BLACK, 4)}
+    apart = []
+    for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):
+        axes.set(title=layer, xlabel="remaining ratio")
         axes.axhline(0, color=BLACK, linewidth=0.5)
-        axes.legend()
-    return figure, joined(curves, ["layer", "curve", "ratio", "error"])
+        curves = dict(iter(values[values.layer == layer].groupby("curve")))
+        for name, (line, color, size) in formats.items():
+            axes.plot(curves[name].ratio, curves[name].error, line, color=color, markersize=size, label=name)
+        windows, cubic = curves["windows (CoRS)"], curves["global cubic"]
+        apart.append(abs(np.interp(windows.ratio, cubic.ratio, cubic.error) / windows.error - 1).max())
+    every[0].set_ylabel("KL divergence [nat]")
+    every[0].set_yscale("log" if (values.error > 0).all() else "linear")
+    every[-1].legend()
+    return figure, f"Between measured ratios, one cubic is up to {max(apart):.0%} from the windows of CoRS"

@@ -20,21 +20,19 @@ from PIL import Image
 from experiments.compose import is_ours
 from experiments.config import Experiment
 from experiments.output.tables import (
-    DEVIATIONS,
-    ERRORS,
+    BOLD,
     Entry,
-    arrange,
-    as_text,
     entries_of,
+    finding_of,
     in_paper,
-    is_level,
+    notes_on,
+    panels_of,
     read_entries,
 )
 from experiments.record import Record, published_records, read_record
 from facts.utils.files import replacing
 from facts.utils.version import RESULTS
 
-MINUS = "\N{MINUS SIGN}"
 HEADINGS = "Your own", "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
 
@@ -63,11 +61,6 @@ class Result:
     def has_begun(self) -> bool:
         return bool(self.figure or self.records or any(entry.ours is not None for entry in self.entries.values()))
 
-    @property
-    def error_width(self) -> int:
-        """Characters of the longest error of the ranked metric, so that all values of a column end at one place."""
-        return max((len(as_text(cell).partition(" ±")[2]) for cell in self.cells), default=0)
-
 
 def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     """Write both files to `folder`."""
@@ -76,14 +69,12 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (gaps_of, parts, picture, provenance, table_of):
+    for function in (finding_of, gaps_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
-    environment.filters |= {"code": code, "metric": metric_title}
+    environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     draws = {record.fingerprint: record for result in results for record in result.draws}
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
-    is_drawn = any(entry.deviation is not None for result in results for entry in result.entries.values())
-    errors = " ".join([ERRORS, *[DEVIATIONS.format("several")] * is_drawn])
     content = {
         "profile": folder.name,
         "folded": FOLDED,
@@ -91,7 +82,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
         "records": distinct,
         "draws": sorted(draws.values(), key=lambda record: record.time),
         "compared": compared,
-        "errors": errors,
+        "waiting": ", ".join(result.experiment.name for result in results if not result.has_begun),
     }
     for name in ("report.md", "report.html"):
         page = environment.get_template(name).render(content)
@@ -119,25 +110,11 @@ def heading_of(result: Result) -> str:
     return paper if in_paper(result.entries.values()) else beyond
 
 
-def table_of(result: Result) -> pd.DataFrame:
-    """Arrange an experiment's entries as cells of HTML, each with its exact value to sort by."""
-    experiment = result.experiment
-
-    def show(entry: Entry | None, source: str) -> str:
-        if source == "ours" and entry and entry.status != "done":
-            return Markup('<a class="{0}" href="#missing"><data value="">{0}</data></a>').format(entry.status)
-        value = getattr(entry, source, None)
-        if entry is None or value is None:
-            return ""
-        text = "+" * (source == "difference" and value > 0) + as_text(entry, source).replace("-", MINUS)
-        shown, sign, error = text.partition(" ±")
-        kind = source
-        if source == "ours" and entry.metric == experiment.ranked_by:
-            kind = "ranked best" if is_level(entry) else "ranked"
-        cell = Markup('<data class="{}" value="{}">{}</data><small>{}</small>')
-        return cell.format(kind, value, shown, sign + error)
-
-    return arrange(experiment, result.entries.values(), show)
+def marked_up(text: str) -> Markup:
+    """Link the status of an unfinished cell to the reasons, and show the best in bold."""
+    if text in ("failed", "missing", "n.a."):
+        return Markup('<a class="{0}" href="#missing">{0}</a>').format(text)
+    return Markup(re.sub(BOLD, r"<b>\1</b>", str(escape(text))))
 
 
 def picture(path: Path) -> str:
@@ -173,14 +150,12 @@ def read_result(experiment: Experiment, folder: Path) -> Result:
 
 
 def gaps_of(results: Iterable[Result]) -> pd.DataFrame:
-    """List the cells that are not done and the figures that are missing, by experiment, state and reason."""
+    """List the cells that are not done and the figures that are missing of what has begun, by experiment and reason."""
     lines = []
     for result in results:
+        if not result.has_begun:
+            continue
         name, missing = result.experiment.name, [cell for cell in result.cells if cell.status != "done"]
-        later = [cell for cell in missing if cell.status == "missing"]
-        if later and not result.records:  # thousands of names are no list
-            lines.append((name, "missing", _reason(result, later[0]), f"all {len(later)}"))
-            missing = [cell for cell in missing if cell.status != "missing"]
         if result.experiment.figure and result.figure is None:
             missing.append(Entry("figure", "", "", None, None, None, "missing"))
         lines += [

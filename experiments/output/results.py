@@ -2,43 +2,52 @@
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import Any, cast
 
 import matplotlib
 import pandas as pd
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 
 from experiments.cell import Cell
 from experiments.compose import is_ours
 from experiments.config import USER_ERRORS, Experiment, in_a_line, plain
 from experiments.grid import checked, every_experiment
-from experiments.output.figures import STYLE, Drawing, ablation, ranking, steps, throughput
-from experiments.output.layer_figures import cross_moments, motivation, sensitivity_interpolation, token_couplings
-from experiments.output.report import write_report
-from experiments.output.tables import Entry, entries_of, places_of, screen_table, write_tables
+from experiments.output import figures, layer_figures
+from experiments.output.figures import STYLE, Drawing, panels, placeholder
+from experiments.output.report import read_result, write_report
+from experiments.output.tables import SCREEN, Entry, entries_of, places_of, screen_tables, write_tables
 from experiments.output.tracking import tracked
-from experiments.record import write_records
+from experiments.record import Record, write_records
 from facts.utils.files import replacing
 
 log = logging.getLogger(__name__)
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
 
-OF_ACCURACY = (ablation, ranking, steps, throughput)
-OF_LAYERS = (cross_moments, motivation, sensitivity_interpolation, token_couplings)
-DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_ACCURACY, *OF_LAYERS)}
+DRAWINGS = {
+    "ablation": Drawing(figures.ablation_values, figures.draw_ablation),
+    "cross_moments": Drawing(layer_figures.cross_values, layer_figures.draw_cross_moments),
+    "motivation": Drawing(layer_figures.motivation_values, layer_figures.draw_motivation),
+    "ranking": Drawing(figures.ranking_values, figures.draw_ranking),
+    "sensitivity_interpolation": Drawing(layer_figures.interpolation_values, layer_figures.draw_interpolation),
+    "steps": Drawing(figures.steps_values, figures.draw_steps),
+    "throughput": Drawing(figures.throughput_values, figures.draw_throughput),
+    "token_couplings": Drawing(layer_figures.coupling_values, layer_figures.draw_couplings),
+}
+UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}}  # the same file for the same values
 STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
-CHARACTERS_PER_INCH = 15  # of a title
+CHARACTERS_PER_INCH = 12, 18  # of a title and a caption
 
 
 def show(experiment: Experiment, cells: list[Cell], folder: Path, config: DictConfig, console: Console) -> None:
     """Write and print the experiment's table, draw the figure of its first draw, and log both to W&B."""
     settings, profile = plain(experiment), config.profile.name
-    experiment = copy.deepcopy(experiment)
-    experiment.title += STAND_INS.get(profile, "")
+    experiment = titled(experiment, profile)
     if not is_ours(experiment.name):  # the report reads it here
         with replacing(folder / "tables" / f"{experiment.name}.yaml") as path:
             OmegaConf.save(OmegaConf.create(settings), path)
@@ -52,29 +61,75 @@ def show(experiment: Experiment, cells: list[Cell], folder: Path, config: DictCo
             write_tables(experiment, entries, folder / "tables")
             records = [cell.record for cell in cells if cell.record]
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
-            console.print(screen_table(experiment, entries))
+            console.print(f"\n{escape(experiment.title)}", width=SCREEN)
+            for table in screen_tables(experiment, entries):
+                console.print(table, width=SCREEN)
         if experiment.figure:
-            figure = draw_figure(experiment, [cell for cell in cells if not cell.draw], folder / "figures")
+            first = {(cell.row, cell.column): cell.record for cell in cells if not cell.draw}
+            figure = draw_figure(experiment, values_of(experiment, first), folder / "figures")
         track(lambda run: log_results(run, figure, entries))
 
 
-def draw_figure(experiment: Experiment, cells: Iterable[Cell], folder: Path) -> Path:
-    """Draw the experiment's figure and return the PNG's path; missing measurements are marked in the figure."""
-    measured = {(cell.row, cell.column): cell.record for cell in cells}
-    records = {place: measured.get(place) for place in places_of(experiment)}
+def values_of(experiment: Experiment, records: Mapping[tuple[str, str], Record | None]) -> pd.DataFrame:
+    """List the values of the experiment's figure; missing records are marked in it."""
+    places = {place: records.get(place) for place in places_of(experiment)}
+    return DRAWINGS[experiment.figure].values(experiment, places)
+
+
+def drawn(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
+    """Draw the experiment's figure, with a message on what it shows; or that nothing was measured."""
+    if not values.empty:
+        return DRAWINGS[experiment.figure].draw(experiment, values)
+    figure, (axes,) = panels(1, 2)
+    placeholder(axes)
+    return figure, ""
+
+
+def draw_figure(experiment: Experiment, values: pd.DataFrame, folder: Path) -> Path:
+    """Draw the experiment's figure, under what it shows, and return the PNG's path."""
     with matplotlib.rc_context(STYLE):
-        figure, values = DRAWINGS[experiment.figure](experiment, records)
-        figure.suptitle(fill(experiment.title, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize=9)
+        figure, message = drawn(experiment, values)
+        title, caption = (
+            fill(text.replace(" %", "\N{NO-BREAK SPACE}%"), round(per_inch * figure.get_figwidth()))
+            for text, per_inch in zip((message, experiment.title), CHARACTERS_PER_INCH, strict=True)
+        )
+        figure.suptitle(title, fontsize=9, weight="bold")
+        figure.supxlabel(caption, fontsize=7)
         for suffix in ("pdf", "png"):
             with replacing(folder / f"{experiment.name}.{suffix}") as path:
-                figure.savefig(path, format=suffix, dpi=200)
+                figure.savefig(path, format=suffix, dpi=200, metadata=UNDATED[suffix])
     with replacing(folder / f"{experiment.name}.csv") as path:
         values.to_csv(path, index=False)
     return folder / f"{experiment.name}.png"
 
 
+def titled(experiment: Experiment, profile: str) -> Experiment:
+    """Copy an experiment with a title that names the profile."""
+    experiment = copy.deepcopy(experiment)
+    experiment.title += STAND_INS.get(profile, "")
+    return experiment
+
+
+def draw_again(folder: Path) -> None:
+    """Draw the tables and figures of `folder` again: those of analyses, which published records lack, from a CSV."""
+    for experiment in experiments_in(folder):
+        experiment = titled(experiment, folder.name)
+        result, path = read_result(experiment, folder), folder / "figures" / f"{experiment.name}.csv"
+        if experiment.metrics and result.has_begun:
+            write_tables(experiment, [*result.entries.values()], folder / "tables")
+        if experiment.figure and path.exists():
+            values = values_of(experiment, result.records)
+            values = pd.read_csv(path) if values.empty else values
+            draw_figure(experiment, values, folder / "figures")
+
+
 def report_on_all(folder: Path) -> None:
     """Write the report on every experiment from the files in `folder`, those of your own among them."""
+    write_report(experiments_in(folder), folder)
+
+
+def experiments_in(folder: Path) -> list[Experiment]:
+    """Every experiment, and those of your own whose tables are in `folder`."""
     experiments = every_experiment()
     known = {experiment.name for experiment in experiments}
     for path in sorted((folder / "tables").glob("*.yaml")):
@@ -84,7 +139,7 @@ def report_on_all(folder: Path) -> None:
                 experiments.append(checked(experiment, path.stem))
             except USER_ERRORS as error:
                 log.warning("%s is left out: %s", path, in_a_line(error))
-    write_report(experiments, folder)
+    return experiments
 
 
 def log_results(run: Any, figure: Path | None, entries: list[Entry]) -> None:

@@ -1,11 +1,15 @@
-"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours."""
+"""Tables of an experiment: one long CSV of everything, and tables to be read at a glance, in Markdown and LaTeX."""
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
+from textwrap import fill
+from typing import Any
 
 import hydra
 import numpy as np
@@ -22,17 +26,28 @@ from facts.utils.files import replacing
 
 SOURCES = ("ours", "paper", "difference")
 NUMBERS = (*SOURCES, "standard_error", "deviation", "behind")
-LEVEL = "*"  # marks the best of a column, and any method not apart from it
-ERRORS = (
-    f"± is one standard error over the test images; {LEVEL} marks the best method of a column and those within two "
-    "standard errors of it, on the same images."
+LEVEL = "*"  # marks methods that are not apart from the best of a column
+ERRORS = "± is one standard error."
+ALIKE = "Standard errors of {} are {:.2g} to {:.2g}."
+MARKS = (
+    f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, on the same images."
 )
-LEAST_DEVIATION = 0.05  # of a cost over draws: less would be shown as 0.0
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
-    "means, with the standard deviation over draws in brackets; a difference counts if it exceeds two standard errors "
-    "by images and two by draws."
+    "means, with standard deviations {}; a difference counts if it exceeds two standard errors by images and two by "
+    "draws."
 )
+BOLD = r"\*\*(.+?)\*\*"
+MOST_ALIKE = 3  # times the smallest error: then the caption has all of them
+LEAST_ERROR = 0.1  # of a share: others have more digits
+LEAST_DEVIATION = 0.05  # of a cost over draws: less would be shown as 0.0
+MEAN = "mean"  # of a ranking's columns
+MOST_COLUMNS = 7  # of a table that is read at a glance, with that of the rows' names
+MOST_TOGETHER = 4  # columns of several networks in one table
+SCREEN = 80  # characters of a terminal
+CHARACTERS_OF_HEAD = 8  # per line, in a terminal
+SMALLER = {"gflops": ("GFLOPs", "MFLOPs", 1000), "minutes": ("[min]", "[s]", 60)}  # units, by parts of metrics' names
+LESS_IS_BETTER = ("distance", "error", "minutes", "perplexity", "time")  # endings of metrics' names
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,11 @@ def entries_of(experiment: Experiment, cells: Iterable[Cell], comparable: bool) 
     for ((row, column), draws), metric in product(places.items(), experiment.metrics):
         outcomes = outcomes_of(draws, metric)
         found = [cell.record.values[metric] for cell in draws if cell.record and metric in cell.record.values]
+        errors = [
+            cell.record.values[f"{metric}_error"]
+            for cell in draws
+            if cell.record and f"{metric}_error" in cell.record.values
+        ]
         ours = mean(found) if found and len(found) == len(draws) else None
         theirs = paper.get((row, column, metric))
         entries.append(
@@ -91,7 +111,7 @@ def entries_of(experiment: Experiment, cells: Iterable[Cell], comparable: bool) 
                 difference=ours - theirs if comparable and ours is not None and theirs is not None else None,
                 status=status_of(experiment, row, column, draws),
                 fingerprint=draws[0].record.fingerprint if draws and draws[0].record else "",
-                standard_error=None if outcomes is None else standard_error(outcomes),
+                standard_error=(mean(errors) if errors else None) if outcomes is None else standard_error(outcomes),
                 deviation=stdev(found) if len(found) == len(draws) > 1 else None,
                 behind=behind.get((row, column)) if metric == experiment.ranked_by else None,
             )
@@ -134,23 +154,22 @@ def behind_best(experiment: Experiment, places: Mapping[tuple[str, str], list[Ce
 
 def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> None:
     """Write `<name>.csv`, `<name>.md` and `<name>.tex`."""
-    wide = wide_table(experiment, entries)
-    errors = [ERRORS] * any(entry.standard_error is not None for entry in entries)
-    draws = [DEVIATIONS.format(experiment.seeds)] * any(entry.deviation is not None for entry in entries)
-    notes = [*experiment.notes, *errors, *draws]
-    caption = f"{experiment.title}. {' '.join(notes)}".replace("%", r"\%")
-    contents = {
-        "csv": pd.DataFrame(entries).to_csv(index=False),
-        "md": f"# {experiment.title}\n\n{wide.to_markdown(index=False, disable_numparse=True)}\n\n"
-        + "".join(f"- {note}\n" for note in notes),
-        "tex": wide.to_latex(
+    notes, latex, finding = [*experiment.notes, *notes_on(experiment, entries)], [], finding_of(experiment, entries)
+    markdown = [f"# {experiment.title}", *[f"**{finding}.**"] * bool(finding)]
+    for number, (heading, panel) in enumerate(panels_of(experiment, entries)):
+        sides = ["left", *["right"] * panel.shape[1]]
+        markdown += [f"## {heading}", panel.to_markdown(disable_numparse=True, colalign=sides)]
+        text = panel.reset_index().to_latex(
             index=False,
             escape=True,
-            column_format="l" + "r" * (wide.shape[1] - 1),
-            caption=caption,
-            label=f"tab:{experiment.name}",
-        ),
-    }
+            column_format="".join(side[0] for side in sides),
+            caption=f"{experiment.title}. {heading}. {' '.join(notes)}".replace("%", r"\%"),
+            label=f"tab:{experiment.name}{number or ''}",
+        )
+        latex.append(re.sub(BOLD, r"\\textbf{\1}", text))
+    markdown.append("\n".join(f"- {note}" for note in notes))
+    text = "\n\n".join(markdown).strip() + "\n"
+    contents = {"csv": pd.DataFrame(entries).to_csv(index=False), "md": text, "tex": "\n".join(latex)}
     for suffix, content in contents.items():
         with replacing(folder / f"{experiment.name}.{suffix}") as path:
             path.write_text(content, encoding="utf-8")
@@ -169,92 +188,195 @@ def read_entries(path: Path) -> list[Entry]:
         raise ValueError(f"{path} is damaged ({error}): remove it, and reproduce writes it again") from error
 
 
-def wide_table(experiment: Experiment, entries: list[Entry]) -> pd.DataFrame:
-    """Make one line per row, with one level of headings."""
-    table = arrange(experiment, entries, as_text).reset_index()
-    heads = ((column, title, source and f"({source})") for column, title, source in table.columns)
-    table.columns = pd.Index([" ".join(filter(None, head)) for head in heads])
-    return table
-
-
-def properties_of(experiment: Experiment) -> dict[str, list[str]]:
+def properties_of(experiment: Experiment, rows: Iterable[str]) -> dict[str, list[str]]:
     """Read the properties of each row's estimator that the table shows."""
-    words, found = {True: "yes", False: "no"}, {}
+    words: dict[Any, str] = {True: "yes", False: "no"}
+    found = {}
     for row, overrides in experiment.rows.items() if experiment.properties else ():
         names = [override.removeprefix("estimator=") for override in overrides if override.startswith("estimator=")]
         if names and (target := read_file("estimator", names[-1])["_target_"]):
-            estimator = hydra.utils.get_class(target)
-            found[row] = [words.get(getattr(estimator, name), "") for name in experiment.properties]
-    return found
+            found[row] = hydra.utils.get_class(target)
+    return {
+        title: [words.get(getattr(found.get(row), name, None), "") for row in rows]
+        for name, title in experiment.properties.items()
+    }
 
 
-def arrange(
-    experiment: Experiment, entries: Collection[Entry], show: Callable[[Entry | None, str], str]
-) -> pd.DataFrame:
-    """Arrange entries by row, and by column, metric and source, behind the properties.
+def panels_of(experiment: Experiment, entries: Collection[Entry]) -> list[tuple[str, pd.DataFrame]]:
+    """Arrange values as tables of at most `MOST_COLUMNS` columns, with headings; the best of a column is in bold.
 
-    FLOPs of small networks are in MFLOPs, without the published values.
+    A table is about one metric, and one network where there are many columns; or about several metrics, if there is but
+    one column. The paper's values follow ours if there is room; otherwise they have a table of their own. A ranking is
+    sorted by the mean of its columns. Errors that are alike are in `notes_on`.
     """
-    properties, unknown = properties_of(experiment), [""] * len(experiment.properties)
-    flops = {entry: entry.ours for entry in entries if entry.metric.startswith("gflops") and entry.ours is not None}
-    unit, per_gflop = flops_unit(flops.values())
-    scaled = [replace(entry, ours=per_gflop * gflops) for entry, gflops in flops.items()]
-    by_place = {(entry.row, entry.column, entry.metric): entry for entry in [*entries, *scaled]}
-    known = {(entry.metric, source) for entry in entries for source in SOURCES if getattr(entry, source) is not None}
-    titles = {metric: title.replace("GFLOPs", unit) for metric, title in experiment.metrics.items()}
-    places = [
-        (column, metric, source)
-        for column, metric, source in product(experiment.columns, experiment.metrics, SOURCES)
-        if source == "ours" or (titles[metric] == experiment.metrics[metric] and (metric, source) in known)
-    ]
-    heads = [("", title, "") for title in experiment.properties.values()]
-    heads += [(column, titles[metric], "" if source == "ours" else source) for column, metric, source in places]
-    rows = list(dict.fromkeys([*experiment.rows, *(entry.row for entry in entries)]))
-    lines = [
-        properties.get(row, unknown)
-        + [show(by_place.get((row, column, metric)), source) for column, metric, source in places]
-        for row in rows
-    ]
-    return pd.DataFrame(
-        lines, pd.Index(rows, name=experiment.axis_title or "Method"), pd.MultiIndex.from_tuples(heads), object
+    at, columns, ranked = {}, [*experiment.columns], experiment.ranked_by
+    for entry in entries:
+        if entry.row in experiment.rows:
+            at[entry.row, entry.column, entry.metric] = entry
+        elif entry.paper is not None:  # one of the paper's devices
+            row = f"{entry.row} (paper)"
+            at[row, entry.column, entry.metric] = replace(entry, row=row, ours=entry.paper, paper=None)
+    rows = list(dict.fromkeys([*experiment.rows, *(row for row, _, _ in at)]))
+    if experiment.figure == "ranking":
+        for row in rows:
+            values = [value for column in columns if (value := at[row, column, ranked].ours) is not None]
+            ours = mean(values) if len(values) == len(columns) else None
+            at[row, MEAN, ranked] = Entry(row, MEAN, ranked, ours, None, None, "done")
+        rows.sort(key=lambda row: -(at[row, MEAN, ranked].ours or 0))
+        columns.append(MEAN)
+    metrics = shown_metrics(experiment)
+    units = {each: unit_of(experiment, *each, at.values()) for each in product(metrics, SOURCES)}
+    left_out: dict[str, dict[str, Any]] = {metric: dict.fromkeys(in_caption(entries, metric)) for metric in metrics}
+
+    def texts(column: str, metric: str, source: str) -> list[str]:
+        found = [at.get((row, column, metric)) for row in rows]
+        own = [entry for entry in found if metric == ranked and entry and is_method(experiment, entry.row)]
+        values = pd.Series([getattr(entry, source) for entry in own], dtype=float)
+        best = values.agg(best_of(metric)) if values.count() > 1 and source != "difference" else None
+        shown = [entry and replace(entry, **left_out[metric]) for entry in found]
+        return [
+            f"**{text.removesuffix(LEVEL)}**" if entry in own and getattr(entry, source) == best is not None else text
+            for entry, text in zip(
+                found, (as_text(each, source, units[metric, source][1]) for each in shown), strict=True
+            )
+        ]
+
+    groups: list[tuple[str, str, dict[str, tuple[str, str]]]]
+    if len(columns) == 1:
+        places = [(columns[0], metric) for metric in metrics]
+        groups = [(columns[0], source, {units[place[1], source][0]: place for place in places}) for source in SOURCES]
+    else:
+        groups = [
+            (f"{network}{units[metric, source][0]}", source, {title: (column, metric) for title, column in own.items()})
+            for metric, (network, own), source in product(metrics, by_network(columns).items(), SOURCES)
+        ]
+    panels: list[tuple[str, dict[str, list[str]]]] = []
+    for heading, source, own in groups:
+        found = {title: column for title, place in own.items() if any(column := texts(*place, source))}
+        if panels and panels[-1][0] == heading and len(panels[-1][1]) + len(found) < MOST_COLUMNS:
+            panels[-1][1].update({f"{title} ({source})": column for title, column in found.items()})
+        elif found:
+            properties = {} if panels else properties_of(experiment, rows)
+            panels.append((heading if source == "ours" else f"{heading} ({source})", properties | found))
+    frames = []
+    for heading, found in panels:
+        names = rows if heading.endswith("(paper)") else [experiment.row_titles.get(row, row) for row in rows]
+        frame = pd.DataFrame(found, pd.Index(names, name=experiment.axis_title or "Method"))
+        frame = frame[~frame.isin(["", "n.a."]).all(axis=1)]
+        if len(frame) < MOST_COLUMNS <= len(found):
+            frame = frame.T.rename_axis("Network")
+        width = ceil(frame.shape[1] / ceil(frame.shape[1] / (MOST_COLUMNS - 1)))
+        frames += [(heading, frame.iloc[:, start : start + width]) for start in range(0, frame.shape[1], width)]
+    return frames
+
+
+def shown_metrics(experiment: Experiment) -> list[str]:
+    return experiment.shown or ([*experiment.metrics] if len(experiment.columns) == 1 else [experiment.ranked_by])
+
+
+def by_network(columns: list[str]) -> dict[str, dict[str, str]]:
+    """Group many columns called `NETWORK, ...` by network, by what follows its name; others stay together."""
+    if len(columns) <= MOST_TOGETHER or not all(", " in column for column in columns):
+        return {"": {column: column for column in columns}}
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    for column in columns:
+        network, comma, rest = column.partition(", ")
+        groups[network + comma][rest] = column
+    return groups
+
+
+def unit_of(experiment: Experiment, metric: str, source: str, entries: Iterable[Entry]) -> tuple[str, int]:
+    """Choose a metric's title and the factor of its values: MFLOPs or seconds if most are below a GFLOP or a minute."""
+    values, title = numbers_of(entries, metric, source), experiment.metrics[metric]
+    for name, (large, small, factor) in SMALLER.items():
+        if name in metric and values and median(values) < 1:
+            return title.replace(large, small), factor
+    return title, 1
+
+
+def is_method(experiment: Experiment, row: str) -> bool:
+    """Whether a row is a method's that may be the best: not the original's, a device's, or unranked."""
+    return row in experiment.rows and row not in experiment.unranked and not is_dense(experiment.rows[row])
+
+
+def best_of(metric: str) -> str:
+    return "min" if metric.endswith(LESS_IS_BETTER) else "max"
+
+
+def numbers_of(entries: Iterable[Entry], metric: str, field: str) -> list[float]:
+    return [value for entry in entries if entry.metric == metric and (value := getattr(entry, field)) is not None]
+
+
+def in_caption(entries: Iterable[Entry], metric: str) -> list[str]:
+    """Name the kinds of a metric's errors that are so much alike that the caption has them, and not cells."""
+    errors, deviations = (numbers_of(entries, metric, kind) for kind in ("standard_error", "deviation"))
+    if not errors or max(errors) > MOST_ALIKE * min(errors):
+        return []
+    return ["standard_error", *["deviation"] * bool(max(deviations, default=0.0) <= max(errors))]
+
+
+def notes_on(experiment: Experiment, entries: Collection[Entry]) -> list[str]:
+    """Say what errors and marks mean, and how large errors are that are alike."""
+    notes, sizes = [], []
+    for metric in shown_metrics(experiment):
+        errors, deviations = (numbers_of(entries, metric, kind) for kind in ("standard_error", "deviation"))
+        alike, title = in_caption(entries, metric), experiment.metrics[metric]
+        notes += [ALIKE.format(title, min(errors), max(errors)) if alike else ERRORS] * bool(errors)
+        if deviations:
+            sizes.append(f"of at most {max(deviations):.2g}" if "deviation" in alike else "in brackets")
+    notes += [MARKS] * any(entry.behind is not None for entry in entries)
+    notes += [DEVIATIONS.format(experiment.seeds, " or ".join(sizes))] * bool(sizes)
+    return list(dict.fromkeys(notes))
+
+
+def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
+    """Say which method is best, or not apart from the best, in most columns; empty without methods to compare."""
+    ranked = (entry for entry in entries if entry.metric == experiment.ranked_by and entry.ours is not None)
+    own = pd.DataFrame(
+        [entry for entry in ranked if is_method(experiment, entry.row)], columns=[*Entry.__annotations__]
     )
+    if own.row.nunique() < 2:
+        return ""
+    which, num_columns, num_others = best_of(experiment.ranked_by), own.column.nunique(), own.row.nunique() - 1
+    leads = (own.ours == own.groupby("column").ours.transform(which)) | (own.behind.astype(float) <= APART)
+    counts = leads.groupby(own.row).sum()
+    means = own.groupby("row").ours.mean()[counts == counts.max()]
+    first = means[means == means.agg(which)].index[0]
+    text, is_several = f"{experiment.row_titles.get(first, first)} is best", num_columns > 1
+    text += f" or level with the best in {counts.max()} of {num_columns} columns" * is_several
+    others = f", {'as are' if is_several else 'level with'} {len(means) - 1} of {num_others} others"
+    return text + others * (len(means) > 1)
 
 
-def flops_unit(gflops: Iterable[float]) -> tuple[str, int]:
-    """Choose a unit, MFLOPs if all values are below a GFLOP, and return how many make a GFLOP."""
-    return ("GFLOPs", 1) if max(gflops, default=1) >= 1 else ("MFLOPs", 1000)
+def screen_tables(experiment: Experiment, entries: Collection[Entry]) -> Iterator[Table]:
+    """Make the tables for a terminal, without errors where they need too many characters."""
+    for heading, panel in panels_of(experiment, entries):
+        table = Table(title=escape(heading), title_justify="left")
+        table.add_column(escape(panel.index.name))
+        for head in panel:
+            lines = fill(head, CHARACTERS_OF_HEAD, break_long_words=False, break_on_hyphens=False)
+            table.add_column(escape(lines), justify="right", no_wrap=True)
+        for row, *texts in panel.itertuples():
+            if panel.shape[1] > MOST_TOGETHER:
+                texts = [re.sub(r" ±[^*]*", "", text) for text in texts]
+            table.add_row(escape(row), *(re.sub(BOLD, r"[bold]\1[/]", escape(text)) for text in texts))
+        yield table
 
 
-def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
-    """Make a table of only the ranked metric, ours and the published one in brackets: narrow enough for a terminal."""
-    ranked = [replace(entry, deviation=None) for entry in entries if entry.metric == experiment.ranked_by]
-    by_place = {(entry.row, entry.column): entry for entry in ranked}
-    brackets = ", the paper's in brackets" if in_paper(entries) else ""
-    title = f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}"
-    table = Table(title=escape(title))
-    table.add_column(escape(experiment.axis_title or "Method"), no_wrap=True)
-    for column in experiment.columns:
-        table.add_column(escape(column), justify="right")
-    for row in dict.fromkeys([*experiment.rows, *(entry.row for entry in ranked)]):
-        line = [by_place.get((row, column)) for column in experiment.columns]
-        published = [f" ({number(entry.paper)})" if entry and entry.paper is not None else "" for entry in line]
-        table.add_row(
-            escape(row), *(as_text(entry) + bracketed for entry, bracketed in zip(line, published, strict=True))
-        )
-    return table
-
-
-def as_text(entry: Entry | None, source: str = "ours") -> str:
+def as_text(entry: Entry | None, source: str = "ours", factor: int = 1) -> str:
     """Write a value: ours with its errors, or the status of an unfinished cell."""
+    value = getattr(entry, source, None)
+    text = "" if entry is None or value is None else number(factor * value, entry.metric)
     if entry is None or source != "ours":
-        return number(getattr(entry, source, None))
+        return text
     if entry.status != "done":
         return entry.status
-    is_share = entry.standard_error is not None
-    error = f" ± {entry.standard_error:.1f}" if is_share else ""
-    if entry.deviation and (is_share or entry.deviation >= LEAST_DEVIATION):
-        error += f" ({entry.deviation:.1f})"
-    return number(entry.ours, entry.metric) + error + LEVEL * is_level(entry)
+    error = entry.standard_error
+    if error is not None:
+        text += f" ± {error:.1g}" if 0 < error < LEAST_ERROR else f" ± {error:.1f}"
+    if entry.deviation and (error is not None or factor * entry.deviation >= LEAST_DEVIATION):
+        text += f" ({factor * entry.deviation:.1f})"
+    return text + LEVEL * is_level(entry)
 
 
 def is_level(entry: Entry) -> bool:
@@ -262,9 +384,7 @@ def is_level(entry: Entry) -> bool:
     return entry.behind is not None and entry.behind <= APART
 
 
-def number(value: float | None, metric: str = "") -> str:
-    if value is None or pd.isna(value):
-        return ""
+def number(value: float, metric: str = "") -> str:
     if metric.endswith("speedup"):
         return f"{value:.2f}"  # many are close to 1
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from math import sqrt
+from statistics import stdev
 from typing import Any, Literal
 
 import torch
@@ -64,7 +66,8 @@ class Throughput(Analysis):
 
     `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, `two_of_four`
     makes its layers 2:4 sparse; variants are for timing only. If the device cannot run a variant, the values hold the
-    reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is that of one batch.
+    reason. `speedup` is over the original, with its standard error over turns, `two_of_four_speedup` over `half`;
+    `latency_ms` is that of one batch.
     """
 
     batch_size: Count
@@ -93,6 +96,9 @@ class Throughput(Analysis):
         result = speeds.get("compressed", speeds["dense"])
         metrics = {f"{name}_throughput": speed for name, speed in speeds.items()}
         metrics["speedup"] = result / speeds["dense"]
+        turns = zip(timings["dense"].seconds, timings.get("compressed", timings["dense"]).seconds, strict=True)
+        ratios = [dense / compressed for dense, compressed in turns]
+        metrics["speedup_error"] = stdev(ratios) / sqrt(len(ratios))
         if {"half", "two_of_four"} <= speeds.keys():
             metrics["two_of_four_speedup"] = speeds["two_of_four"] / speeds["half"]
         metrics["latency_ms"] = 1000 * self.batch_size / result

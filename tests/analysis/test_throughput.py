@@ -39,6 +39,7 @@ def test_findings_with_variants(model, compressed):
     found = findings(model.float(), compressed.float(), variants=("residual", "half", "two_of_four"))
     rates = {name: speed["throughput"] for name, speed in found.values["speeds"].items()}
     assert found.metrics["speedup"] == pytest.approx(rates["compressed"] / rates["dense"])
+    assert found.metrics["speedup_error"] > 0
     assert found.metrics["latency_ms"] == pytest.approx(4000 / rates["compressed"])
     if not torch.cuda.is_available():
         assert set(rates) == {"dense", "compressed", "residual", "half"}

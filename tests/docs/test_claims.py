@@ -197,8 +197,8 @@ RESULTS: dict[str, Callable[[], bool]] = {
         np.ptp([top1(f"classification_{ratio}", row, "ConvNeXt-B") for row in ("FACTS", "SVD-LLM", *PLAIN)]) < 2
         for ratio in RANKS
     ),
-    "eight are level, six of them FACTS with different searches": lambda: (
-        len(level_methods()) == 8 and sum(method.startswith("FACTS + ") for method in level_methods()) == 6
+    "seven are level, five of them FACTS with different searches": lambda: (
+        len(level_methods()) == 7 and sum(method.startswith("FACTS + ") for method in level_methods()) == 5
     ),
     "Units and pivoted layers are level at 70 and 50 %": lambda: all(
         abs(lead("units", UNITS, LAYERS, [f"{network}, {ratio} %"])) <= 0.5

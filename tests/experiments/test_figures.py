@@ -7,12 +7,13 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from experiments import paper
 from experiments.config import Experiment
-from experiments.output.figures import ranking, set_height
+from experiments.output.figures import BLACK, style_of
 from experiments.output.layer_figures import INTERPOLATED_LAYERS
-from experiments.output.results import DRAWINGS, draw_figure
+from experiments.output.results import DRAWINGS, draw_figure, drawn, values_of
 from experiments.record import Record, packed
-from tests.records import demo, make_record, make_summary, place
+from tests.records import demo, make_record, make_summary
 
 RATIOS = np.arange(1, 10) / 10
 
@@ -23,16 +24,17 @@ def drawing(figure: str, *rows: str, columns: str = "Net", **fields) -> Experime
     return demo(title=title, figure=figure, **named, **fields)
 
 
-def drawn(experiment: Experiment, records: dict[str, Record | None]) -> tuple[Figure, pd.DataFrame]:
+def drawn_from(experiment: Experiment, records: dict[str, Record | None]) -> tuple[Figure, pd.DataFrame]:
     """The figure of records of `Net` by row, and the plotted values."""
-    return DRAWINGS[experiment.figure](experiment, {(row, "Net"): record for row, record in records.items()})
+    values = values_of(experiment, {(row, "Net"): record for row, record in records.items()})
+    return drawn(experiment, values)[0], values
 
 
 def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
     """Layers have full rank 200, and their errors are powers of ten."""
     profile = [[round(200 * ratio), ratio, 10 ** (-5 * ratio)] for ratio in RATIOS]
     record = make_record(summary=make_summary(profile=dict.fromkeys(INTERPOLATED_LAYERS, profile)))
-    _, values = drawn(drawing("sensitivity_interpolation", "CoRS"), {"CoRS": record})
+    _, values = drawn_from(drawing("sensitivity_interpolation", "CoRS"), {"CoRS": record})
     assert set(values.layer) == set(INTERPOLATED_LAYERS)
     for _, layer in values.groupby("layer"):
         curves = {name: curve.set_index("ratio").error for name, curve in layer.groupby("curve")}
@@ -46,7 +48,7 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
 
 @pytest.mark.parametrize("name", sorted(DRAWINGS.keys() - {"token_couplings"}))
 def test_a_figure_of_nothing_says_so(name):
-    assert drawn(drawing(name, "A"), {"A": None})[1].empty
+    assert drawn_from(drawing(name, "A"), {"A": None})[1].empty
 
 
 COUPLING = {
@@ -61,7 +63,7 @@ COUPLING = {
 def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
     """And a figure is written as PDF and as PNG, which is not blank, with its values."""
     experiment = drawing("token_couplings", "coupling", columns="Net, Other")
-    draw_figure(experiment, [place("coupling", make_record(analysis=COUPLING))], tmp_path)
+    draw_figure(experiment, values_of(experiment, {("coupling", "Net"): make_record(analysis=COUPLING)}), tmp_path)
     assert (tmp_path / "demo.pdf").read_bytes().startswith(b"%PDF")
     pixels = np.asarray(Image.open(tmp_path / "demo.png").convert("L"))
     assert pixels.shape[1] > 600 and 0.001 < (pixels < 128).mean() < 0.5
@@ -76,10 +78,12 @@ def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
 
 def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     records = {"0.7": judged(1800, 0, 2000), "0.1": None, "none": judged(1790, 0, 2000)}
-    figure, values = drawn(drawing("ablation", *records), records)
+    figure, values = drawn_from(drawing("ablation", *records), records)
     assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 89.5]]
     assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
-    assert np.ptp(figure.axes[0].get_ylim()) >= 5 and figure.axes[0].get_legend() is None and figure.legends
+    assert values.difference.tolist() == pytest.approx([0, -0.5])
+    assert values.difference_error.tolist() == pytest.approx([0, 0.158], abs=0.001)  # ten images of 2,000, not 0.7
+    assert np.ptp(figure.axes[0].get_ylim()) >= 5 and [text.get_text() for text in figure.axes[0].texts] == ["Net"]
 
 
 @pytest.mark.parametrize(
@@ -93,13 +97,13 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
 )
 def test_values_of_an_axis_lie_where_they_belong_and_names_are_not_joined(rows, expected, scale, line):
     records = {row: judged(180 + number, 0) for number, row in enumerate(rows)}
-    figure, _ = drawn(drawing("ablation", *rows), records)
+    figure, _ = drawn_from(drawing("ablation", *rows), records)
     (axes,) = figure.axes
     assert axes.get_xticks().tolist() == expected and axes.get_xscale() == scale
-    assert axes.lines[0].get_linestyle() == line
+    assert axes.lines[1].get_linestyle() == line
     assert [label.get_text() for label in axes.get_xticklabels()] == rows
-    heights = dict(zip(expected, (records[row].metrics["top1"] for row in rows), strict=True))
-    assert axes.lines[0].get_xydata().tolist() == [[place, heights[place]] for place in sorted(expected)]
+    heights = dict(zip(expected, (0.5 * number for number in range(len(rows))), strict=True))
+    assert axes.lines[1].get_xydata().tolist() == [[place, heights[place]] for place in sorted(expected)]
     assert axes.get_ylim()[0] < min(heights.values()) < max(heights.values()) < axes.get_ylim()[1]
 
 
@@ -119,39 +123,62 @@ def ranked() -> tuple[Experiment, dict]:
 
 
 def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ranked):
-    """One image of 200 that tells two methods apart is missing from a third of the draws; eighty never are."""
-    figure, methods = ranking(*ranked)
-    assert methods.method.tolist() == ["best", "quick", "poor"] and methods["rank"].tolist() == [1, 2, 3]
+    """One image of 200 is less than two standard errors; eighty are more."""
+    experiment, records = ranked
+    methods = values_of(experiment, records)
+    figure, message = drawn(experiment, methods)
+    assert methods.method.tolist() == ["best", "quick", "poor"] and methods.difference.tolist() == [0, -0.5, -40]
     assert methods.level.tolist() == [True, True, False]
-    assert methods.rank_low.tolist() == [1, 1.5, 3] and methods.rank_high.tolist() == [1.5, 2, 3]
+    assert methods.difference_error.tolist() == pytest.approx([0, 0.5 / 2**0.5, 3.47 / 2**0.5], abs=0.01)
     assert methods.on_front.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best  1", "quick  2", "poor  3"]
-    assert [text.get_text() for text in figure.axes[1].texts] == [" 2 ", " 1 "]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best", "quick", "poor"]
+    assert [text.get_text() for text in figure.axes[1].texts] == [" quick ", " best "]
+    assert message == "2 of 3 methods are level with the best, best; the quickest of them is quick"
 
 
-def test_steps_have_standard_errors_and_a_colour_for_each_of_many_methods():
-    records = {f"method {number}": judged(150 + number, 0, gflops=2.0 + number) for number in range(14)}
-    figure, values = drawn(drawing("steps", *records), records)
-    assert values.standard_error.iloc[0] == pytest.approx(3.07, abs=0.01)
-    axes = figure.axes[0]
-    assert len({container.lines[0].get_color() for container in axes.containers}) == len(records)
-    assert axes.containers[0].has_yerr and "standard error" in axes.get_ylabel()
+def test_steps_are_differences_of_the_best_methods_on_the_same_images():
+    """Of 14 methods, each right on one image more, the first and the best four are shown beside the original."""
+    records = {"Dense": judged(170, 0)} | {f"method {number}": judged(150 + number, 0) for number in range(14)}
+    for number, record in enumerate(records.values()):
+        record.metrics["gflops"] = 2.0 + number
+    figure, values = drawn_from(drawing("steps", *records, unranked=["Dense"]), records)
+    assert values.standard_error.iloc[1] == pytest.approx(3.07, abs=0.01)
+    assert values.difference.tolist() == pytest.approx([10, *(number / 2 for number in range(14))])
+    assert values.difference_error.iloc[2] == pytest.approx(0.5)
+    (axes,) = figure.axes
+    names = {"Dense", "method 0", *(f"method {number}" for number in (10, 11, 12, 13))}
+    assert {text.get_text() for text in axes.texts} == names and axes.get_ylabel().split()[-2:] == ["method", "0"]
+    heights = sorted(text.xy[1] for text in axes.texts)
+    assert min(np.diff(heights)) > 0.05 and axes.containers[0].has_yerr
 
 
-@pytest.mark.parametrize(("worst", "bottom"), [(10, 170 - 8 * 5), (160, None)])
+def test_a_method_has_the_colour_of_its_parts_in_every_figure():
+    rows = {"A": ["parts=units"], "B": ["search=cors", "parts=units"], "C": ["parts='units,tokens'"], "D": []}
+    styles = [style_of(row, demo(rows=rows, unranked=["D"])) for row in rows]
+    assert styles[0]["color"] == styles[1]["color"] != styles[2]["color"] and styles[3]["color"] == BLACK
+    assert styles[0]["marker"] != styles[1]["marker"]
+
+
+@pytest.mark.parametrize(("worst", "bottom"), [(10, -5), (160, None)])
 def test_an_axis_ends_where_a_method_loses_many_times_what_most_lose(worst, bottom):
-    """The original has 170 of 200 images right, and most methods 165."""
-    num_right = {"Dense": 170, **{f"method {number}": 165 for number in range(3)}, "worst": worst}
-    records = {row: judged(right, 0, gflops=2.0 + place) for place, (row, right) in enumerate(num_right.items())}
-    (axes,) = drawn(drawing("steps", *records, unranked=["Dense"]), records)[0].axes
-    assert axes.get_ylim()[0] == pytest.approx(bottom / 2) if bottom else axes.get_ylim()[0] < worst / 2
-    assert [text.get_text() for text in axes.texts] == ["lower points: in the table"] * bool(bottom)
+    """The first method has 165 of 200 images right, and others 164."""
+    records = {"method": judged(165, 0)} | {f"method {number}": judged(164, 0) for number in range(3)}
+    records["worst"] = judged(worst, 0)
+    for number, record in enumerate(records.values()):
+        record.metrics["gflops"] = 2.0 + number
+    (axes,) = drawn_from(drawing("steps", *records), records)[0].axes
+    assert axes.get_ylim()[0] == pytest.approx(bottom) if bottom else -5 < axes.get_ylim()[0] < worst / 2 - 82.5
+    assert ("lower points: in the table" in [text.get_text() for text in axes.texts]) == bool(bottom)
 
 
-@pytest.mark.parametrize(
-    ("speeds", "scale", "lowest"), [([3000, 3440], "linear", 0), ([30.2, 4000], "log", 10), ([], "linear", 0)]
-)
-def test_bars_of_speed_stand_on_zero_or_on_a_power_of_ten(speeds, scale, lowest):
-    axes = Figure().subplots()
-    set_height(axes, pd.Series(speeds, dtype=float))
-    assert (axes.get_yscale(), axes.get_ylim()[0]) == (scale, lowest) and axes.get_ylim()[1] > max(speeds, default=0)
+def test_speeds_are_those_over_the_original_ours_filled_and_the_papers_hollow(tmp_path, monkeypatch):
+    """A network of a few thousand weights is not put beside an H100 by its images per second."""
+    monkeypatch.setattr(paper, "FOLDER", tmp_path)
+    (tmp_path / "demo.csv").write_text("row,column,metric,paper\nV100,Net,speedup,1.6\n")
+    experiment = drawing("throughput", "here", metrics={"speedup": "Low rank"}, ranked_by="speedup", shown=["speedup"])
+    record = make_record(metrics={"speedup": 1.2, "speedup_error": 0.1, "dense_throughput": 9000.0})
+    figure, values = drawn_from(experiment, {"here": record})
+    assert values[["row", "speedup"]].to_numpy().tolist() == [["here", 1.2], ["V100", 1.6]]
+    lines = [container.lines[0] for container in figure.axes[0].containers]
+    assert [line.get_markerfacecolor() == "white" for line in lines] == [False, True]
+    assert drawn(experiment, values)[1].endswith("speed: 1.2 here, 1.6 in the paper")

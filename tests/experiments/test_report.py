@@ -18,7 +18,7 @@ import experiments.output.results
 from experiments.compose import CONF
 from experiments.config import Experiment
 from experiments.output.report import provenance, read_result, write_report
-from experiments.output.tables import ERRORS
+from experiments.output.tables import MARKS
 from experiments.report import main
 from tests.records import BOTH, EXPERIMENTS, PLAIN, REASON, demo, make_record, place, write_results
 
@@ -93,13 +93,13 @@ def test_a_users_own_table_comes_first(tmp_path):
 
 def test_tables_show_ours_the_papers_and_the_best(page):
     """C is level with D; the original, which is none of the methods, is not compared."""
-    assert page.tables["table-demo_50"][0] == ["", "Net", "Other"]
     shown = rows(page, "demo_50")
-    assert shown["Method"] == ["GFLOPs", "paper", "Top-1", "paper", "Search [min]"] * 2
-    assert shown[PLAIN] == ["1.0", "10.0", "61.5± 2.4", "56.5", "", "1.0", "", "61.5± 2.4", "", ""]
-    best = [shown[row][2] for row in ("Baseline", "B", "C", "D", BOTH)]
-    assert best == ["98.0± 0.7", "9.2± 1.5", "99.5± 0.4*", "100.0± 0.0*", "90.0± 1.5"]
-    assert ERRORS in page.text and "A note on mini & <others>." in page.text
+    assert shown["Method"] == ["Net", "Other", "Net (paper)"]
+    assert shown[PLAIN] == ["61.5 ± 2.4", "61.5 ± 2.4", "56.5"]
+    best = [shown[row][0] for row in ("Baseline", "B", "C", "D", BOTH)]
+    assert best == ["98.0 ± 0.7", "9.2 ± 1.5", "99.5 ± 0.4*", "100.0 ± 0.0", "90.0 ± 1.5"]
+    assert "D is best or level with the best in 2 of 2 columns, as are 1 of 4 others." in page.text
+    assert MARKS in page.text and "A note on mini & <others>." in page.text
 
 
 def test_what_is_missing_is_listed_with_the_reason(page):
@@ -108,9 +108,9 @@ def test_what_is_missing_is_listed_with_the_reason(page):
     assert missing["demo_50", "failed", "Failing, Net; Failing, Other"] == "ValueError: 3 < 4 & no luck"
     later = missing["demo_50", "missing", "Later, Net; Later, Other"]
     assert later == "not run yet: python -m experiments.reproduce experiment=demo_50"
-    assert ("demo_maps", "missing", "figure") in missing
+    assert "Not run yet: demo_maps." in page.text
     shown = rows(page, "demo_50")
-    assert (shown["Failing"][0], shown["Later"][0], shown["B"].count("n.a.")) == ("failed", "missing", 3)
+    assert (shown["Failing"][0], shown["Later"][0], shown["B"].count("n.a.")) == ("failed", "missing", 1)
     assert "done 24 failed 4 missing 4 n.a. 2 tables not begun 0 cells in 3 tables 34" in page.text
 
 
@@ -169,9 +169,11 @@ def test_the_command_rewrites_the_report(command, tmp_path):
         archive.extractall(tmp_path, filter="data")
     for table in (tmp_path / "mini/tables").glob("model_sizes.*"):
         table.unlink()
-    path = tmp_path / "mini/report.html"
+    path, drawn = tmp_path / "mini/report.html", [*tmp_path.glob("mini/[tf]*/*.[cmtj]*")]
+    committed = {path: path.read_bytes() for path in drawn}
     assert command(main).strip() == str(path) and path.stat().st_size < 3e6
-    assert "python -m experiments.reproduce experiment=model_sizes" in Page(path).text
+    assert [path for path, content in committed.items() if path.read_bytes() != content] == [] and len(drawn) > 100
+    assert "Not run yet: model_sizes, " in Page(path).text
     before = (tmp_path / "mini/tables/search_methods.csv").read_bytes()
     assert "search_methods stays as it is: none of its cells" in command(main, "experiment=search_methods")
     assert (tmp_path / "mini/tables/search_methods.csv").read_bytes() == before
@@ -201,13 +203,13 @@ def test_in_a_browser_it_sorts_switches_its_scheme_and_fits_every_screen(page, f
             tab.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
             assert all(shown.is_visible() for shown in tab.locator("table").all())
-        heading = tab.locator("#table-demo_50 th[scope=col]").nth(3)
-        values = "[...document.querySelectorAll('#table-demo_50 tbody tr')].map((row) => row.cells[3].innerText)"
+        heading = tab.locator("#table-demo_50 th[scope=col]").nth(1)
+        values = "[...document.querySelectorAll('#table-demo_50 tbody tr')].map((row) => row.cells[1].innerText)"
         before, seen = tab.evaluate(values), {}
         for _ in range(3):
             heading.locator("button").press("Enter")
             seen[heading.get_attribute("aria-sort")] = tab.evaluate(values)
-        done = ["9.2 ± 1.5", "61.5 ± 2.4", "90.0 ± 1.5", "98.0 ± 0.7", "99.5 ± 0.4*", "100.0 ± 0.0*"]
+        done = ["9.2 ± 1.5", "61.5 ± 2.4", "90.0 ± 1.5", "98.0 ± 0.7", "99.5 ± 0.4*", "100.0 ± 0.0"]
         last = ["failed", "missing"]
         assert seen == {"ascending": [*done, *last], "descending": [*reversed(done), *last], "none": before}
         ground = "getComputedStyle(document.body).backgroundColor"

@@ -13,8 +13,10 @@ import experiments.workers
 from experiments.config import Experiment
 from experiments.grid import checked, every_experiment
 from experiments.record import unpacked
+from experiments.reproduction import drawings_of
 from experiments.runner import open_cell, run_part, share_data_pass
 from facts.moments.collect import MomentPass
+from tests.records import demo, make_record, place
 from tests.refusals import refused, refuses
 
 # A network that needs no weights, and few images.
@@ -109,6 +111,15 @@ def test_a_second_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypat
 
     monkeypatch.setattr(experiments.workers, "run_tables", die)
     refuses(r"a worker died again, .* \(killed\): start again with fewer workers=", reproduce, raised=SystemExit)
+
+
+def test_a_table_of_several_draws_appears_after_the_first_too():
+    cells = [place(row, draw=draw) for draw in range(3) for row in "AB"]
+    experiment = demo(seeds=3)
+    assert drawings_of(experiment, cells) == [(experiment, cells[:2], cells[:2]), (experiment, cells, cells[2:])]
+    for cell in cells[2:]:
+        cell.record = make_record()
+    assert drawings_of(experiment, cells) == [(experiment, cells, cells)]
 
 
 @pytest.fixture

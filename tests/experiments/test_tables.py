@@ -3,24 +3,40 @@
 import json
 import re
 from dataclasses import replace
-from math import inf
+from io import StringIO
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from experiments import paper
 from experiments.cell import Cell
 from experiments.compose import CONF
 from experiments.config import Experiment
-from experiments.output.tables import ERRORS, as_text, entries_of, wide_table, write_tables
-from experiments.record import errors_apart, mean_ranks, packed, standard_error, unpacked, write_records
+from experiments.grid import every_experiment
+from experiments.output.tables import (
+    ERRORS,
+    SCREEN,
+    as_text,
+    entries_of,
+    finding_of,
+    panels_of,
+    read_entries,
+    screen_tables,
+    write_tables,
+)
+from experiments.record import errors_apart, packed, paired_difference, standard_error, unpacked, write_records
 from tests.records import demo, make_record, outcomes, place, write_paper
 
+RESULTS = Path(CONF).parent / "results"
 METHODS = ["A", "B", "C", "D", "E", "F"]
 
 
@@ -55,9 +71,11 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert shown(entries) == expected
     assert [entry for entry in entries if entry.metric == "gflops" and entry.standard_error is not None] == []
     write_tables(experiment, entries, tmp_path)
-    for suffix in ("md", "tex"):
+    for suffix, best in (("md", "**62.2 ± 2.4**"), ("tex", r"\textbf{62.2 ± 2.4}")):
         text = (tmp_path / f"demo.{suffix}").read_text()
-        assert all(value in text for value in (*expected.values(), ERRORS, "A note."))
+        assert all(value in text for value in ({**expected, "B": best}.values()))
+        assert ERRORS in text and "A note." in text
+    assert finding_of(experiment, entries) == "B is best, level with 1 of 2 others"
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
@@ -88,7 +106,7 @@ def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_p
     assert top1.difference == (2.5 if comparable else None)
     write_tables(experiment, entries, tmp_path)
     markdown = (tmp_path / "demo.md").read_text()
-    assert ("Net Top-1 (difference)" in markdown) == ("| 2.5 " in markdown) == comparable
+    assert ("Top-1 (difference)" in markdown) == (" 2.5 |" in markdown) == comparable
 
 
 def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
@@ -103,7 +121,7 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert top1.status.loc[["A", "D", "Later"]].tolist() == ["done", "failed", "missing"]
     assert top1.ours["A"] == 12.5 and top1.paper["Later"] == 70
     markdown, latex = ((tmp_path / f"demo.{suffix}").read_text() for suffix in ("md", "tex"))
-    assert r"\caption{A demonstration at 50 \%. A note. " in latex
+    assert r"\caption{A demonstration at 50 \%. Net. A note. " in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note."))
 
@@ -153,17 +171,12 @@ def test_of_several_draws_the_larger_error_counts():
     assert standard_error(better) == pytest.approx(100 * bootstrapped(better.mean(axis=0)), rel=TOLERANCE)
 
 
-def test_mean_ranks_are_those_of_the_samples_drawn():
-    """Three methods in two columns, each draw counted out by hand: the second repeats one sample and leaves others out.
-
-    The second column has a sample more.
-    """
-    outcomes = [
-        np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0]], dtype=bool),  # 3, 2, 2; drawn: 2, 2, 2
-        np.array([[0, 0, 1, 1, 0], [1, 1, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=bool),  # 2, 4, 0; drawn: 1, 3, 0
-    ]
-    counts = [np.array([[1, 1, 1, 1], [0, 2, 0, 1]]), np.array([[1, 1, 1, 1, 1], [0, 2, 0, 1, 2]])]
-    assert mean_ranks(outcomes, counts).tolist() == [[1.5, 1.75, 2.75], [2.0, 1.5, 2.5]]
+def test_a_difference_on_the_same_samples_has_the_error_of_the_difference():
+    """Of 400 samples, 20 more are right: five points, and an error of a third of two independent ones."""
+    first, second = (make_record(metrics={"top1": value}, outcomes=outcomes(value)) for value in (60.0, 55.0))
+    difference, error = paired_difference(first, second, "top1")
+    assert difference == pytest.approx(5) and error == pytest.approx(100 * (0.05 * 0.95 / 400) ** 0.5, rel=0.01)
+    assert paired_difference(first, make_record(metrics={"top1": 58.0}), "top1") == (2, pytest.approx(nan, nan_ok=True))
 
 
 def test_rows_of_the_papers_devices_follow_ours(tmp_path, monkeypatch):
@@ -173,8 +186,73 @@ def test_rows_of_the_papers_devices_follow_ours(tmp_path, monkeypatch):
     metrics = {"compressed_throughput": "Low rank", "speedup": "Speed-up"}
     experiment = demo(figure="throughput", metrics=metrics, ranked_by="speedup", rows={"This device": []})
     record = make_record("here", metrics={"compressed_throughput": 120.0, "speedup": 1.2})
-    table = wide_table(experiment, entries_of(experiment, [place("This device", record)], False))
-    assert table.to_numpy().tolist() == [["This device", "120.0", "1.20", ""], ["V100", "", "", "1.6"]]
+    ((_, table),) = panels_of(experiment, entries_of(experiment, [place("This device", record)], False))
+    assert table.reset_index().to_numpy().tolist() == [
+        ["This device", "120.0", "1.20"],
+        ["V100 (paper)", "", "1.60"],
+    ]
+
+
+def test_errors_that_are_alike_stand_in_the_caption(experiment, tmp_path):
+    entries = entries_of(experiment, measured({"Baseline": 70, "A": 61.5, "B": 62.25}), comparable=False)
+    write_tables(experiment, entries, tmp_path)
+    text = (tmp_path / "demo.md").read_text()
+    assert "- Standard errors of Top-1 are 2.3 to 2.4." in text and "±" not in text and "61.5*" in text
+
+
+def many(figure: str = "", columns: int = 9) -> Experiment:
+    networks = {f"{'AB'[number % 2]}, {number} %": [] for number in range(columns)}
+    rows = {"a method with a name that needs more than half of a line": [], "second": []}
+    return demo(title="A long title " * 8, figure=figure, columns=networks, rows=rows, metrics={"top1": "T", "x": "X"})
+
+
+def test_a_network_has_a_table_of_its_own_where_there_are_many_columns():
+    experiment = many()
+    cells = [
+        place(row, make_record(metrics={"top1": 50.0}), column)
+        for row in experiment.rows
+        for column in experiment.columns
+    ]
+    panels = panels_of(experiment, entries_of(experiment, cells, False))
+    assert [(heading, [*panel]) for heading, panel in panels] == [
+        ("A, T", ["0 %", "2 %", "4 %", "6 %", "8 %"]),
+        ("B, T", ["1 %", "3 %", "5 %", "7 %"]),
+    ]
+
+
+def test_a_ranking_is_sorted_by_means():
+    experiment = many("ranking", columns=2)
+    cells = [
+        place(row, make_record(metrics={"top1": value}), column)
+        for row, value in zip(experiment.rows, (1.0, 3.0), strict=True)
+        for column in experiment.columns
+    ]
+    ((_, panel),) = panels_of(experiment, entries_of(experiment, cells, False))
+    assert [*panel.index] == [*reversed([*experiment.rows])] and panel["mean"].tolist() == [
+        "**3.0**",
+        "1.0",
+    ]
+
+
+@pytest.mark.parametrize("profile", ["mini", "photos"])
+def test_tables_fit_a_terminal_and_no_cell_takes_three_lines(composing, monkeypatch, profile):
+    """Those of all results."""
+    with composing():
+        config = compose("reproduce", [f"profile={profile}"], return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
+        HydraConfig.instance().set_config(config)
+        experiments = every_experiment()
+        num_tables = 0
+        for experiment in experiments:
+            entries = read_entries(RESULTS / profile / "tables" / f"{experiment.name}.csv")
+            for table in screen_tables(experiment, entries) if entries else ():
+                console = Console(width=200, file=StringIO())
+                console.print(table, width=SCREEN)
+                lines = console.file.getvalue().splitlines()
+                assert max(map(len, lines)) <= SCREEN and "…" not in console.file.getvalue()
+                assert len(lines) <= 2 * table.row_count + 8
+                num_tables += 1
+    assert num_tables > 3
 
 
 def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):

@@ -26,7 +26,7 @@ from experiments.cell import Cell
 from experiments.compose import CONF
 from experiments.grid import warn_of_misspelt_metrics
 from experiments.runner import exclusive_lock, reason_of, shared_lock
-from experiments.workers import finished, run_tables, warn_of_unknown_metrics
+from experiments.workers import finished, line_of_each, run_tables, warn_of_unknown_metrics
 from tests.records import demo, make_record
 
 
@@ -79,6 +79,26 @@ def test_each_part_runs_once_in_order_and_its_records_come_back(tables, steps, n
     parts = product((("first", "AB"), ("second", "AB"), ("third", "A")), ("DeiT", "Swin"))
     expected = [(name, network, rows) for (name, rows), network in parts]
     assert (steps if num_workers == 1 else sorted(steps)) == expected
+
+
+def test_a_cell_that_has_run_has_a_line_with_its_value_its_seconds_and_the_time_left(caplog):
+    """One that was done before has none."""
+    caplog.set_level("INFO")
+    cells = table("first", "A", "B")
+    cells[0].record = make_record()
+    tell = line_of_each([cells, table("second", "A")])
+    for each in cells[:3]:
+        each.config.experiment = {"ranked_by": "top1"}
+        each.record = make_record(metrics={"top1": 50.25}, seconds={"search": 2.0, "evaluation": 1.0})
+        tell(each)
+    cells[3].config.experiment, cells[3].error = {"ranked_by": "top1"}, "no luck"
+    tell(cells[3])
+    lines = [re.sub(r"\d:\d\d:\d\d", "0:00:00", line) for line in caplog.messages]
+    assert lines == [
+        "first, 2 of 4: A, Swin: top1 50.25, 3 s; 0:00:00 left",
+        "first, 3 of 4: B, DeiT: top1 50.25, 3 s; 0:00:00 left",
+        "first, 4 of 4: B, Swin: failed; 0:00:00 left",
+    ]
 
 
 def test_a_metric_that_no_cell_of_the_first_network_has_is_named_before_the_others_run(caplog):

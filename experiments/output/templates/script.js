@@ -7,7 +7,12 @@ document.querySelector("#scheme").addEventListener("click", () => {
   root.style.colorScheme = isDark ? "light" : "dark";
 });
 
-const valueOf = (cell) => cell.querySelector("data")?.value ?? cell.textContent.trim();
+const words = ["failed", "missing", "n.a."];
+const valueOf = (cell) => {
+  const text = cell.textContent.trim();
+  const number = parseFloat(text);
+  return words.includes(text) ? "" : cell.tagName === "TD" && !Number.isNaN(number) ? number : text;
+};
 
 // Numbers by value, words by the alphabet, what is empty last either way.
 const compare = (a, b, sign) => {
