@@ -186,25 +186,20 @@ def places_of(rows: list[str]) -> tuple[np.ndarray, str, str]:
 
 
 def steps_values(experiment: Experiment, records: Records) -> pd.DataFrame:
-    """Collect FLOPs and top-1 by column and method, and the differences from the first ranked method."""
+    """Collect FLOPs and top-1 by column and method, and the differences from the first row."""
     points = metrics_of(records, "gflops", "top1").dropna(subset=["gflops", "top1"])
-    points = with_differences(points, records, reference_of(experiment), "top1")
+    points = with_differences(points, records, next(iter(experiment.rows)), "top1")
     return points.rename(columns={"row": "method"})
 
 
-def reference_of(experiment: Experiment) -> str:
-    return next((row for row in experiment.rows if row not in experiment.unranked), "")
-
-
 def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
-    """Plot differences from the first method by column, a panel per network: the original's and the best methods'."""
-    reference, networks = reference_of(experiment), defaultdict[str, list[str]](list)
+    """Plot the differences of the best methods from the first row by column, a panel per network."""
+    reference, networks = next(iter(experiment.rows)), defaultdict[str, list[str]](list)
     for column in experiment.columns:
         networks[column.partition(", ")[0]].append(column)
     figure, every = panels(len(networks), 2.9, sharey=True)
-    means = values.groupby("method").difference.mean().drop([*experiment.unranked, reference], errors="ignore")
-    best = means.nlargest(MOST_SERIES - 1 - len(experiment.unranked)).index
-    drawn = {row: style_of(row, experiment) for row in [*experiment.unranked, *best]}
+    best = values[values.method != reference].groupby("method").difference.mean().nlargest(MOST_SERIES - 1).index
+    drawn = {row: style_of(row, experiment) for row in best}
     for axes, (network, columns) in zip(every, networks.items(), strict=True):
         axes.set_title(network)
         axes.axhline(0, **style_of(reference, experiment))
@@ -212,17 +207,16 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
             curve = values[values.method == method].set_index("column").reindex(columns)
             axes.errorbar(range(len(columns)), curve.difference, curve.difference_error, **style, **THIN)
         axes.set_xticks(range(len(columns)), [column.partition(", ")[2] or column for column in columns])
-    every[0].set_ylabel(fill(f"Top-1: points over {reference}", CHARACTERS_OF_AXIS // 2))
+    every[0].set_ylabel(f"Top-1: points from {reference}")
     shown = values[values.method.isin(drawn)]
     show_where_methods_differ(every[0], shown.difference)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
     ends = {method: (height, drawn[method]["color"]) for method, height in last.items()}
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment)["color"])})
-    leaders = values[values.method.isin(means.index)].dropna(subset="difference")
-    if leaders.empty or leaders.difference.max() <= 0:
-        return figure, f"No method is ahead of {reference}"
-    first = leaders.loc[leaders.difference.idxmax()]
-    return figure, f"{first.method}: up to {first.difference:.1f} points over {reference} ({first.column})"
+    if best.empty:
+        return figure, ""
+    lead = span(values[values.method == best[0]].difference).replace("-", MINUS)
+    return figure, f"{best[0]}: {lead} points from {reference}"
 
 
 def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
