@@ -142,7 +142,7 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     first = next(iter(experiment.rows))
     places, scale, linestyle = places_of([*experiment.rows])
     axes.set(xlabel=experiment.axis_title, xscale=scale)
-    axes.set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points over {first}")
+    axes.set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from {first}")
     axes.minorticks_off()
     axes.axhline(0, color=BLACK, linewidth=0.5)
     ends = {}
@@ -265,7 +265,7 @@ def draw_ranking(experiment: Experiment, methods: pd.DataFrame) -> tuple[Figure,
     """
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
     title, mean = experiment.metrics[experiment.ranked_by], f"mean of {len(experiment.columns)} columns"
-    left.set(xlabel=f"{title}: points over the best, ± standard error")
+    left.set(xlabel=f"{title}: points from the best, ± standard error")
     right.set(xlabel=f"seconds of compression, {mean}", ylabel=f"{title} [%], {mean}", xscale="log")
     left.set_title("blue: level with the best", fontsize=7)
     right.set_title("line: none is both better and faster", fontsize=7)
