@@ -21,7 +21,7 @@ from facts.models.openmmlab import untrained
 from facts.parts import Plan
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
-from facts.result import Costs, Summary
+from facts.result import Summary
 from facts.search.base import Search
 from facts.search.budget import Budget
 from facts.tasks.base import Task
@@ -108,8 +108,8 @@ class LowRank(Method):
     def produce(self, context: Context) -> CompressedModel:
         sensitivity = context.task.sensitivity(context.model)
         result = compress_prepared(context.calibration, self.estimator, self.search, self.budget, sensitivity)
-        costs, seconds = result.summary.costs, result.summary.method.seconds
-        return CompressedModel(result.model, costs.after, result.plan, result.summary, seconds, _metrics(costs))
+        summary = result.summary
+        return CompressedModel(result.model, summary.after, result.plan, summary, summary.seconds, _metrics(summary))
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return self.options
@@ -127,12 +127,12 @@ class LowRank(Method):
         return "latency" in self.budget.ratios
 
 
-def _metrics(costs: Costs) -> dict[str, float]:
+def _metrics(summary: Summary) -> dict[str, float]:
     """Metrics of the budget: GFLOPs allowed, and latencies in percent of the original's."""
     metrics = {}
-    if "flops" in costs.budget and costs.after.flops is not None:
-        metrics["gflops_budget"] = (costs.after.flops + costs.budget["flops"] - costs.spent["flops"]) / 1e9
-    if latency := costs.latency:
+    if "flops" in summary.budget and summary.after.flops is not None:
+        metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
+    if latency := summary.latency:
         metrics |= {f"{name}_latency": 100 * latency[name] / latency["dense"] for name in ("predicted", "measured")}
     return metrics
 
@@ -181,7 +181,7 @@ class Staged(Method):
         options = {name: low_rank.options[name] for name in ("excluded_names", "form")}
         prepared = prepare(classifier, self.task.calibration(classifier), execution=context.execution, **options)
         result = compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
-        seconds = dict(result.summary.method.seconds)
+        seconds = dict(result.summary.seconds)
         with timed(seconds, "retraining"):
             finetune(result.model, classifier, self.task, self.retraining, folder)
         model = untrained(network.recipe, result.model, self.training.seed).to(device)

@@ -26,7 +26,7 @@ from experiments.compose import format_error
 from experiments.config import USER_ERRORS
 from experiments.methods import CompressedModel
 from experiments.output.tracking import log_record, log_stage, tracked
-from experiments.record import Record, flat, packed, write_record
+from experiments.record import Record, packed, write_record
 from facts.analysis.base import Subject
 from facts.calibration.data import Data
 from facts.finetuning import Recovery, finetune
@@ -231,7 +231,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     assert product.cost.flops is not None  # the shape is known
     cost = {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6}
     metrics, outcomes = {**evaluation, **cost, **product.metrics}, dict(evaluation.outcomes)
-    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary and flat(product.summary)}
+    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:
         calibration, held_out = map(cell.calibration.on, cell.task.analysis(cell.model))
         subject = Subject(
@@ -256,7 +256,7 @@ def trained(product: CompressedModel, cell: Cell) -> CompressedModel:
         data, error = Data.of(cell.task.calibration(original), original).divided(), cell.task.output_error
         model, recovery, distance = cell.finetuning.distill(model, original, data, error, folder)
         if summary:
-            summary = replace(summary, quality=replace(summary.quality, recovery=recovery, distance=distance))
+            summary = replace(summary, recovery=recovery, distance=distance)
         seconds = recovery.seconds
     else:
         assert cell.finetuning

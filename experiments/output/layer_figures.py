@@ -151,7 +151,7 @@ INTERPOLATED_LAYERS = ("blocks.1.attn.proj", "blocks.1.attn.qkv")
 def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot measured errors of two layers, their interpolation by windows, and one cubic spline through them."""
     (record,) = records.values()
-    profile = record.summary["profile"] if record and record.summary else {}
+    profile = record.summary.profile if record and record.summary else {}
     figure, every = panels(len(INTERPOLATED_LAYERS), 2.6)
     curves = []
     for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):

@@ -67,8 +67,7 @@ def load_result(folder: Path | str) -> tuple[CompressionResult, torch.dtype]:
     result = load_compressed(folder)
     dtype = type_of(result.model)
     result.model.float()
-    method = replace(result.summary.method, seconds={})  # those are another command's
-    return replace(result, summary=replace(result.summary, method=method)), dtype
+    return result.with_summary(seconds={}), dtype  # those are another command's
 
 
 def stored_type(network: nn.Module) -> torch.dtype:

@@ -3,7 +3,6 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -116,12 +115,11 @@ def compress(
             result = with_latency(result, prepared)
             if budget.error is None:
                 result = with_distance(result, prepared)
-            if (predicted := result.summary.quality.predicted) is not None:
+            if (predicted := result.summary.predicted) is not None:
                 log.debug("the search predicted a distance of %.4g, the sum of all parts' errors", predicted)
             if result.summary.is_far:
                 log.warning("%s; %s", result.summary.distance, result.summary.advice)
-    method = replace(result.summary.method, seconds=dict(seconds))
-    return replace(result, summary=replace(result.summary, method=method))
+    return result.with_summary(seconds=dict(seconds))
 
 
 def default_parts(calibration: Iterable[Any] | None, budget: Budget, cost: CostName = "flops", *named: object) -> str:

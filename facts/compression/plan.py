@@ -17,7 +17,7 @@ from facts.modules.forms import relative_error
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import without_autocast
 from facts.parts import Part, Plan
-from facts.result import CompressionResult, Costs, Method, Quality, Summary
+from facts.result import CompressionResult, Summary, count_costs
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
 from facts.search.methods.uniform import Uniform
@@ -44,16 +44,11 @@ def compress_prepared(
         decomposed = replace(problem, decompositions=prepared.decompositions(problem.estimator))
         with stage("search"):
             allocated = allocate_ranks(decomposed, search, timing)
-        plan = allocated.result.plan
-        summary = Summary(
-            Costs.of(problem, plan, allocated.model, allocated.latency),
-            describe(problem, search, allocated, dict(seconds)),
-            Quality(predicted=allocated.result.predicted),
-        )
-    _refuse_hidden_costs(problem, plan, summary.costs)
+        summary = summarise(problem, search, allocated, seconds)
+    _refuse_hidden_costs(problem, allocated.result.plan, summary)
     return CompressionResult(
         allocated.model,
-        plan,
+        allocated.result.plan,
         summary,
         prepared.skipped,
         prepared.model,
@@ -89,7 +84,7 @@ def checked_problem(
 class AllocatedNetwork:
     """A search's result and the network of its plan, made from `decompositions`.
 
-    If latency is bounded, `latency` holds seconds per batch as in `Costs`.
+    If latency is bounded, `latency` holds seconds per batch as in `Summary`.
     """
 
     result: SearchResult
@@ -154,9 +149,9 @@ def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None
         raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
 
 
-def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, costs: Costs) -> None:
+def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, summary: Summary) -> None:
     """Raise `ValueError` if the network computes more than its plan says: some code multiplies factors in each call."""
-    before, after = costs.before.flops, costs.after.flops
+    before, after = summary.before.flops, summary.after.flops
     if before is None or after is None or "flops" not in problem.bounds:
         return
     planned = before - problem.prepared.saved_flops(plan)
@@ -177,13 +172,15 @@ def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> No
             raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer in 1 .. {most}, or None")
 
 
-def describe(
-    problem: AllocationProblem, search: Search, allocated: AllocatedNetwork, seconds: dict[str, float]
-) -> Method:
-    """Describe how a problem's network was compressed."""
+def summarise(
+    problem: AllocationProblem, search: Search, allocated: AllocatedNetwork, seconds: Mapping[str, float]
+) -> Summary:
+    """Say what the network of a problem costs, before and after, and how it was compressed."""
     prepared, result = problem.prepared, allocated.result
     proof = asdict(result.solution) if result.solution else None
-    return Method(
+    return Summary(
+        **count_costs(problem, result.plan, allocated.model),
+        latency=allocated.latency,
         estimator=repr(problem.estimator),
         search=repr(search),
         parts=prepared.kinds,
@@ -200,7 +197,8 @@ def describe(
             ]
             for name, errors in result.profile.items()
         },
-        seconds=seconds,
+        seconds=dict(seconds),
+        predicted=result.predicted,
     )
 
 

@@ -70,7 +70,7 @@ def load_compressed(
     else:
         model = _given(model)
         sketch = skeleton(model)
-    planned = manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described
+    planned = manifest.summary.parts, manifest.plan, manifest.layouts, manifest.described
     sketch = emptied(sketch, *planned)
     refuse_misfits(misfits(sketch, header), sketch, weights)
     refuse_large_buffers(sketch, weights.stat().st_size)
@@ -82,7 +82,7 @@ def load_compressed(
         model = emptied(build_recipe(recipe) if model is None else model, *planned)
     convert(model, tensors, manifest.buffers)
     _fill(model, tensors)
-    shape = manifest.summary.costs.input_shape
+    shape = manifest.summary.input_shape
     if is_transformers(model):
         read_processors(model, folder)
     elif shape and len(shape) == 4:  # of images that it was compressed for, perhaps not the published size
