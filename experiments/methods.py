@@ -39,7 +39,7 @@ class Context(Protocol):
     @property
     def task(self) -> Task: ...
     @property
-    def calibration(self) -> PreparedModel: ...
+    def prepared(self) -> PreparedModel: ...
     @property
     def execution(self) -> Execution: ...
     @property
@@ -67,7 +67,7 @@ class Method(ABC):
 
     @abstractmethod
     def identity(self, recipe: Recipe) -> dict[str, Any]:
-        """Return all that the product depends on besides the cell's network, data and numerics."""
+        """Return all that the network depends on besides the cell's network, data and numerics."""
 
     @property
     def needed_estimator(self) -> Estimator | None:
@@ -107,7 +107,7 @@ class LowRank(Method):
 
     def produce(self, context: Context) -> CompressedModel:
         sensitivity = context.task.sensitivity(context.model)
-        result = compress_prepared(context.calibration, self.estimator, self.search, self.budget, sensitivity)
+        result = compress_prepared(context.prepared, self.estimator, self.search, self.budget, sensitivity)
         summary = result.summary
         return CompressedModel(result.model, summary.after, result.plan, summary, summary.seconds, _metrics(summary))
 
@@ -148,7 +148,7 @@ class Pruned(Method):
     def produce(self, context: Context) -> CompressedModel:
         shape = context.task.input_shape(context.model)
         seconds: dict[str, float] = {}
-        problem = PruningProblem(context.calibration, self.ratio, shape, self.cost)
+        problem = PruningProblem(context.prepared, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
             model = self.pruner.prune(problem)
         return CompressedModel(model, count_cost(model, shape), seconds=seconds)

@@ -30,7 +30,7 @@ from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
 
-APART = 2.0  # standard errors between methods
+ERRORS_APART = 2.0  # standard errors between methods
 ROOT = Path(__file__).parents[1]
 # Stages that make the network.
 WORK = ("reading", "calibration", "decomposition", "search", "pruning", "finetuning")

@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments.cell import Cell
 from experiments.compose import is_ours
 from experiments.config import USER_ERRORS, Experiment, in_a_line, plain
-from experiments.grid import checked, every_experiment
+from experiments.grid import every_experiment, verified
 from experiments.output.figures import STYLE, Drawing, ablation, ranking, steps, throughput
 from experiments.output.layer_figures import cross_moments, motivation, sensitivity_interpolation, token_couplings
 from experiments.output.report import write_report
@@ -81,7 +81,7 @@ def report_on_all(folder: Path) -> None:
         if path.stem not in known:
             try:
                 experiment = cast(Experiment, OmegaConf.merge(Experiment, OmegaConf.load(path)))
-                experiments.append(checked(experiment, path.stem))
+                experiments.append(verified(experiment, path.stem))
             except USER_ERRORS as error:
                 log.warning("%s is left out: %s", path, in_a_line(error))
     write_report(experiments, folder)

@@ -17,7 +17,7 @@ from experiments.cell import Cell
 from experiments.compose import read_file
 from experiments.config import Experiment
 from experiments.paper import paper_values
-from experiments.record import APART, Status, errors_apart, standard_error, unpacked
+from experiments.record import ERRORS_APART, Status, errors_apart, standard_error, unpacked
 from facts.utils.files import replacing
 
 SOURCES = ("ours", "paper", "difference")
@@ -259,7 +259,7 @@ def as_text(entry: Entry | None, source: str = "ours") -> str:
 
 def is_level(entry: Entry) -> bool:
     """Whether a value is its column's best, or not apart from it."""
-    return entry.behind is not None and entry.behind <= APART
+    return entry.behind is not None and entry.behind <= ERRORS_APART
 
 
 def number(value: float | None, metric: str = "") -> str:

@@ -55,7 +55,7 @@ def with_latency(result: CompressionResult, prepared: PreparedModel) -> Compress
     inputs, execution = prepared.first_inputs, prepared.execution
     if has_row_per_sample(inputs):
         inputs = tree_map_only(Tensor, lambda tensor: tensor[:NUM_TIMED], inputs)
-    inputs = to_device(inputs, next(prepared.model.parameters()).device)
+    inputs = to_device(inputs, prepared.device)
     networks = {"dense": prepared.model, "measured": stand_in(result.model)}
 
     def timed(num_parts: int) -> dict[str, float]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.prepare import prepare
 from facts.calibration.prepared_model import DEFAULT_EXECUTION, Execution, PreparedModel
 from facts.compression.comparison import with_distance, with_latency
@@ -77,8 +76,6 @@ def compress(
     Raises `ValueError` for arguments out of range, for data that do not suit the loss, and for a budget that no plan of
     the search meets.
     """
-    given = model.model if isinstance(model, PreparedModel) else model
-    refuse_unfit_network(given)
     if isinstance(model, PreparedModel) and any(
         each is not None for each in (calibration, execution, loss, layers, parts)
     ):

@@ -25,7 +25,7 @@ from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)
 
-HIDDEN = 1.02  # times the FLOPs of a plan: more is no rounding
+FLOPS_TOLERANCE = 0.02  # of the FLOPs of a plan: more is no rounding
 LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the error of a measurement
 MAX_CORRECTIONS = 2
 
@@ -38,12 +38,11 @@ def compress_prepared(
     sensitivity: Iterable[Any] | None = None,
 ) -> CompressionResult:
     """Compress a prepared network: decompose, allocate, apply, summarise."""
-    timing, device = prepared.execution.timing, next(prepared.model.parameters()).device
-    with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
+    with stopwatch() as seconds, without_autocast(prepared.device):  # which would round the numbers that decide
         problem = checked_problem(prepared, estimator, search, budget, sensitivity)
         decomposed = replace(problem, decompositions=prepared.decompositions(problem.estimator))
         with stage("search"):
-            allocated = allocate_ranks(decomposed, search, timing)
+            allocated = allocate_ranks(decomposed, search, prepared.execution.timing)
         summary = summarise(problem, search, allocated, seconds)
     _refuse_hidden_costs(problem, allocated.result.plan, summary)
     return CompressionResult(
@@ -155,7 +154,7 @@ def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, summary: Summar
     if before is None or after is None or "flops" not in problem.bounds:
         return
     planned = before - problem.prepared.saved_flops(plan)
-    if after > HIDDEN * planned:
+    if after > (1 + FLOPS_TOLERANCE) * planned:
         raise ValueError(
             f"{type(problem.model).__name__} would need {after:.4g} FLOPs, {planned:.4g} by its plan: its code "
             "reads `.weight` of layers that are of low rank; leave these out by layers=[...], or choose units"

@@ -113,12 +113,12 @@ class Finetuning(Steps):
         """
         matched = compressed_blocks(student, teacher) if self.block_weight else []
         parts = []
-        with outputs_of(student, matched) as of_blocks:
+        with recorded_outputs(student, matched) as of_blocks:
             outputs = run(student, inputs)
         if self.alpha < 1:
             parts.append((1 - self.alpha) * data.loss(outputs, targets))
         if self.alpha or matched:
-            with torch.no_grad(), outputs_of(teacher, matched) as originals:
+            with torch.no_grad(), recorded_outputs(teacher, matched) as originals:
                 original = run(teacher, inputs)
         if self.alpha:
             parts.append(self.alpha * data.output_error(original, outputs))
@@ -142,7 +142,7 @@ def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
 
 
 @contextmanager
-def outputs_of(model: nn.Module, names: Sequence[str]) -> Iterator[list[Tensor]]:
+def recorded_outputs(model: nn.Module, names: Sequence[str]) -> Iterator[list[Tensor]]:
     """Collect the output of each call of these modules within the `with` block in a list, in order.
 
     Raises `ValueError` for a name that the network does not have.

@@ -230,7 +230,7 @@ class Found:
     changes: tuple["Change", ...] = ()
     within: str = ""
 
-    def left(self, reason: str) -> "Found":
+    def without_parts(self, reason: str) -> "Found":
         """The same with no parts, for a reason."""
         names = [name for part in self.parts for name in part.layers or (part.name,)]
         return Found(reasons=self.reasons | dict.fromkeys(names, reason))

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from facts.calibration.outputs import FEW, Distance
+from facts.calibration.outputs import ENOUGH, Distance
 from facts.calibration.prepared_model import Execution, PreparedModel
 from facts.cost.count import count_flops
 from facts.decomposition.truncation import Decomposition
@@ -142,7 +142,7 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
     predicted = solution.error if solution and content.curve else None
     if predicted and content.information:
         share = predicted / content.information
-        if Distance(predicted, share, FEW).is_too_far:
+        if Distance(predicted, share, ENOUGH).is_too_far:
             lost = f"{min(1, share):.0%} of the original's information"
             log.warning("this cut is predicted to lose %s: allow more, or recover it with `facts recover`", lost)
     form = content.form if prepared.single_layers else "plain"

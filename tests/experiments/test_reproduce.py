@@ -11,7 +11,7 @@ import experiments.reproduction
 import experiments.runner
 import experiments.workers
 from experiments.config import Experiment
-from experiments.grid import checked, every_experiment
+from experiments.grid import every_experiment, verified
 from experiments.record import unpacked
 from experiments.runner import open_cell, run_part, share_data_pass
 from facts.moments.collect import MomentPass
@@ -80,7 +80,7 @@ GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top
 def test_a_table_of_nothing_or_over_another_is_refused_before_any_work(right, wrong, message):
     experiment = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(GOOD.replace(right, wrong)))
     with pytest.raises(ValueError, match=rf"^experiment/mine\.yaml.*{message}"):
-        checked(experiment, "mine")
+        verified(experiment, "mine")
 
 
 @pytest.mark.attack
