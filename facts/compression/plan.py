@@ -174,7 +174,7 @@ def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> No
 def summarise(
     problem: AllocationProblem, search: Search, allocated: AllocatedNetwork, seconds: Mapping[str, float]
 ) -> Summary:
-    """Say what the network of a problem costs, before and after, and how it was compressed."""
+    """Describe the costs of a network, before and after, and how it was compressed."""
     prepared, result = problem.prepared, allocated.result
     proof = asdict(result.solution) if result.solution else None
     return Summary(

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from facts.modules.heads import PaddedHeads
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import blocks_of, hooked, run
 from facts.moments.batch import at_least_float32
@@ -129,14 +128,10 @@ class Finetuning(Steps):
 
 def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
     """Find the names of blocks with low-rank or narrower layers; of the low-rank layers, if they are in no block."""
-    sizes = {name: parameter.shape for name, parameter in original.named_parameters()}
+    shapes = {name: module.weight.shape for name, module in original.named_modules() if isinstance(module, nn.Linear)}
     low_rank = [module for module in model.modules() if isinstance(module, LowRankLayer)]
-    narrower = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, PaddedHeads)
-        or (isinstance(module, nn.Linear) and sizes.get(f"{name}.weight", module.weight.shape) != module.weight.shape)
-    ]
+    linears = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    narrower = [module for name, module in linears if shapes.get(name) != module.weight.shape]
     found = blocks_of(model, [*low_rank, *narrower]) or low_rank
     return [name for name, module in model.named_modules() if module in found]
 

@@ -215,6 +215,9 @@ class HeadsUnit(Unit):
         heads, chosen = Heads.of(attention), weights and [weights[linear] for linear in self.linears]
         put_heads(attention, self.narrowed(heads, chosen, rank) if chosen else self.emptied(heads, rank))
 
+    def loads_without_facts(self) -> bool:
+        return True
+
     @abstractmethod
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         """Narrow the heads to a rank."""

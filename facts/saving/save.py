@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from facts.models.from_transformers import write_processors
 from facts.models.weights import sha256
 from facts.modules.linear_calls import copy_with
-from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
-from facts.parts import descriptions
+from facts.parts import descriptions, part_at
 from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
@@ -93,10 +92,10 @@ def _refuse_no_result(given: Any, caller: str) -> None:
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
     """Write the text of `standalone.py` if it can load the network; otherwise remove an earlier save's."""
-    others = any(isinstance(module, LowRankLayer) for module in model.modules()) or any(
-        each.entry != "norm2" or not each.num_directions for each in manifest.described.values()
-    )
-    if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
+    kinds, put = manifest.summary.parts, [name for name, rank in manifest.plan.items() if rank]
+    parts = (part_at(model, name, kinds, manifest.described) for name in put)
+    has_code = isinstance(model, VisionTransformer) and manifest.recipe and put
+    if has_code and all(part and part.loads_without_facts() for part in parts):
         with replacing(folder / LOADER) as path:
             path.write_bytes(Path(__file__).with_name("standalone.py").read_bytes())
     else:
