@@ -144,7 +144,7 @@ class Cell:
         return load_model(as_json(self.config.model[self.profile]), self.config.hardware.device)
 
     @cached_property
-    def calibration(self) -> PreparedModel:
+    def prepared(self) -> PreparedModel:
         """The network prepared for compression, with the task's data and the cache; an encoder by its features."""
         own: dict[str, Any] = {}
         if not is_encoder(self.model):

@@ -69,7 +69,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
     return decorated
 
 
-def say_what_takes_seconds() -> None:
+def announce_loading() -> None:
     if "torch" not in sys.modules:
         log.info("loading PyTorch, which takes seconds")
 

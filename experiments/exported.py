@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from facts.analysis.base import Analysis, Findings, Subject
+from facts.analysis.base import Analysis, AnalysisInputs, Findings
 from facts.cost.count import count_flops
 from facts.cost.timing import TimingPolicy
 from facts.estimators import Estimator
@@ -41,15 +41,15 @@ class Exported(Analysis):
         known = runtimes_of(torch.device("cpu"), int8=True)
         refuse_unknown(self.runtime, [name for name in known if not name.startswith("PyTorch")])
 
-    def run(self, subject: Subject) -> Findings:
-        batches = list(subject.held_out.data or ())
+    def run(self, inputs: AnalysisInputs) -> Findings:
+        batches = list(inputs.held_out.data or ())
         images = batches[0][0][: self.batch_size]
-        network = subject.model if subject.compressed is None else subject.compressed
-        data = subject.prepared.data
+        network = inputs.prepared.model if inputs.compressed is None else inputs.compressed
+        data = inputs.prepared.data
         with TemporaryDirectory() as temporary:
             folder = Path(temporary, "own")
             call = loaded(network, self.runtime, images, folder, data)
-            original = loaded(subject.model, FIRST, images, Path(temporary, "original"), data)
+            original = loaded(inputs.prepared.model, FIRST, images, Path(temporary, "original"), data)
             size = sum(path.stat().st_size for path in folder.iterdir())
             right = torch.cat([call(images).argmax(dim=1) == labels for images, labels in batches])
             times = self.timing.times({"own": partial(call, images), "original": partial(original, images)})
@@ -76,10 +76,10 @@ class InRuntime(Analysis):
     def check(self, model: nn.Module, estimator: Estimator | None) -> None:
         refuse_unknown(self.runtime, runtimes_of(next(model.parameters()).device, int8=True))
 
-    def run(self, subject: Subject) -> Findings:
-        batch = subject.noise(self.batch_size)
-        networks = {"dense": subject.model, "compressed": subject.compressed or subject.model}
-        int8 = subject.prepared.data if self.runtime.endswith("int8") else None
+    def run(self, inputs: AnalysisInputs) -> Findings:
+        batch = inputs.noise(self.batch_size)
+        networks = {"dense": inputs.prepared.model, "compressed": inputs.compressed or inputs.prepared.model}
+        int8 = inputs.prepared.data if self.runtime.endswith("int8") else None
         dense, compressed = benchmark(networks, batch, runtimes=[self.runtime], int8=int8, timing=self.timing)
         flops = [count_flops(network, batch[:1].to("meta"), "full") for network in networks.values()]
         return Findings(

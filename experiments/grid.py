@@ -69,14 +69,14 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
         )
     if ablates:
         experiment = ablation_of(config)
-        yield checked(experiment, experiment.name)
+        yield verified(experiment, experiment.name)
     elif len(names) > 1:
-        yield from (checked(read_experiment(name), name) for name in map(str, names))
+        yield from (verified(read_experiment(name), name) for name in map(str, names))
     elif config.experiment.name == "all":
         yield from possible(every_experiment())
-    elif (experiment := checked(config.experiment, str(names[0]))).experiments:
+    elif (experiment := verified(config.experiment, str(names[0]))).experiments:
         members = ((read_experiment(name), name) for name in experiment.experiments)
-        own = (checked(each, name) for each, name in members if is_for_profile(each))
+        own = (verified(each, name) for each, name in members if is_for_profile(each))
         yield from possible(
             each for each in own if each.experiments or not experiment.tasks or each.task in experiment.tasks
         )
@@ -101,14 +101,14 @@ def every_experiment() -> list[Experiment]:
         if name not in ("ablation", "all") and not name.startswith("_"):
             try:
                 if is_for_profile(experiment := read_experiment(name)):
-                    own[name] = checked(experiment, name)
+                    own[name] = verified(experiment, name)
             except Exception as error:  # one broken file must not keep the others out of the report
                 log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
     names = dict.fromkeys([*own[MAIN].experiments, *own])
     return [own[name] for name in names if name in own and not own[name].experiments]
 
 
-def checked(experiment: Experiment, name: str) -> Experiment:
+def verified(experiment: Experiment, name: str) -> Experiment:
     """Complete an experiment. Raises `ValueError` for one that would produce nothing or overwrite another's table."""
     place = f"experiment/{name}.yaml"
     if experiment.name != name:

@@ -21,7 +21,7 @@ from facts.models.openmmlab import untrained
 from facts.parts import Plan
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
-from facts.result import Costs, Summary
+from facts.result import Summary
 from facts.search.base import Search
 from facts.search.budget import Budget
 from facts.tasks.base import Task
@@ -39,7 +39,7 @@ class Context(Protocol):
     @property
     def task(self) -> Task: ...
     @property
-    def calibration(self) -> PreparedModel: ...
+    def prepared(self) -> PreparedModel: ...
     @property
     def execution(self) -> Execution: ...
     @property
@@ -67,7 +67,7 @@ class Method(ABC):
 
     @abstractmethod
     def identity(self, recipe: Recipe) -> dict[str, Any]:
-        """Return all that the product depends on besides the cell's network, data and numerics."""
+        """Return all that the network depends on besides the cell's network, data and numerics."""
 
     @property
     def needed_estimator(self) -> Estimator | None:
@@ -107,9 +107,9 @@ class LowRank(Method):
 
     def produce(self, context: Context) -> CompressedModel:
         sensitivity = context.task.sensitivity(context.model)
-        result = compress_prepared(context.calibration, self.estimator, self.search, self.budget, sensitivity)
-        costs, seconds = result.summary.costs, result.summary.method.seconds
-        return CompressedModel(result.model, costs.after, result.plan, result.summary, seconds, _metrics(costs))
+        result = compress_prepared(context.prepared, self.estimator, self.search, self.budget, sensitivity)
+        summary = result.summary
+        return CompressedModel(result.model, summary.after, result.plan, summary, summary.seconds, _metrics(summary))
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return self.options
@@ -127,12 +127,12 @@ class LowRank(Method):
         return "latency" in self.budget.ratios
 
 
-def _metrics(costs: Costs) -> dict[str, float]:
+def _metrics(summary: Summary) -> dict[str, float]:
     """Metrics of the budget: GFLOPs allowed, and latencies in percent of the original's."""
     metrics = {}
-    if "flops" in costs.budget and costs.after.flops is not None:
-        metrics["gflops_budget"] = (costs.after.flops + costs.budget["flops"] - costs.spent["flops"]) / 1e9
-    if latency := costs.latency:
+    if "flops" in summary.budget and summary.after.flops is not None:
+        metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
+    if latency := summary.latency:
         metrics |= {f"{name}_latency": 100 * latency[name] / latency["dense"] for name in ("predicted", "measured")}
     return metrics
 
@@ -148,7 +148,7 @@ class Pruned(Method):
     def produce(self, context: Context) -> CompressedModel:
         shape = context.task.input_shape(context.model)
         seconds: dict[str, float] = {}
-        problem = PruningProblem(context.calibration, self.ratio, shape, self.cost)
+        problem = PruningProblem(context.prepared, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
             model = self.pruner.prune(problem)
         return CompressedModel(model, count_cost(model, shape), seconds=seconds)
@@ -181,7 +181,7 @@ class Staged(Method):
         options = {name: low_rank.options[name] for name in ("excluded_names", "form")}
         prepared = prepare(classifier, self.task.calibration(classifier), execution=context.execution, **options)
         result = compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
-        seconds = dict(result.summary.method.seconds)
+        seconds = dict(result.summary.seconds)
         with timed(seconds, "retraining"):
             finetune(result.model, classifier, self.task, self.retraining, folder)
         model = untrained(network.recipe, result.model, self.training.seed).to(device)

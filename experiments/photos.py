@@ -20,7 +20,7 @@ PARTS = ("calibration", "validation")
 
 
 @lru_cache(maxsize=1)
-def outputs_of(task: "Photos", original: nn.Module, precision: torch.dtype) -> Tensor:
+def logits_of(task: "Photos", original: nn.Module, precision: torch.dtype) -> Tensor:
     """Compute the original's outputs once for all cells of a column."""
     return features_of(original, task.evaluation(original), precision)[0]
 
@@ -65,7 +65,7 @@ class Photos(ImageFolder):
             return Evaluation({name: values.mean().item() for name, values in found.items()}, shares)
         logits, labels = features_of(model, photos, precision)
         assert labels is not None
-        expected = logits if original is model else outputs_of(self, original, precision)
+        expected = logits if original is model else logits_of(self, original, precision)
         metrics: dict[str, float] = {}
         outcomes: dict[str, Tensor] = {}
         for start, (accuracy, far) in enumerate((("chosen", "chosen_distance"), ("top1", "distance"))):

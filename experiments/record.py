@@ -29,7 +29,7 @@ from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
 
-APART = 2.0  # standard errors between methods
+ERRORS_APART = 2.0  # standard errors between methods
 ROOT = Path(__file__).parents[1]
 # Stages that make the network.
 WORK = ("reading", "calibration", "decomposition", "search", "pruning", "finetuning")
@@ -70,9 +70,9 @@ class Record:
     """The record of one cell. If `status` is `failed`, `error` holds the reason, and `metrics` and `plan` are empty.
 
     The fingerprint is a hash of `identity`, `model_hash` (of the weights) and `data_hash`. `outcomes` holds, packed,
-    which test samples count in a metric. `summary` holds the fields of the compression's side by side, None without
-    one; `seconds` covers all stages. `analysis` holds the values of an analysis besides its metrics. `weights` holds
-    the file of the network's weights, with its SHA-256.
+    which test samples count in a metric. `summary` is the compression's, None without one; `seconds` covers all stages.
+    `analysis` holds the values of an analysis besides its metrics. `weights` holds the file of the network's weights,
+    with its SHA-256.
     """
 
     fingerprint: str
@@ -84,7 +84,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
     plan: dict[str, int | None] = field(default_factory=dict)
-    summary: dict[str, Any] | None = None
+    summary: Summary | None = None
     analysis: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
@@ -106,12 +106,6 @@ class Record:
 
 
 RECORD = TypeAdapter(Record)
-
-
-def flat(summary: Summary) -> dict[str, Any]:
-    """Put the fields of a summary side by side, as in all committed records."""
-    groups = TypeAdapter(Summary).dump_python(summary, mode="json")
-    return {name: value for group in groups.values() for name, value in group.items()}
 
 
 def write_record(record: Record, folder: Path) -> None:

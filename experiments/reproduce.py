@@ -5,12 +5,12 @@ As in experiments/run.py, PyTorch is loaded once the configuration is known to e
 
 from omegaconf import DictConfig
 
-from experiments.compose import command, say_what_takes_seconds
+from experiments.compose import announce_loading, command
 
 
 @command("reproduce")
 def main(config: DictConfig) -> None:
-    say_what_takes_seconds()
+    announce_loading()
     from experiments.reproduction import reproduce
     from experiments.runner import started
 

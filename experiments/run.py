@@ -9,7 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.compose import command, format_error, given_overrides, jobs_of, say_what_takes_seconds
+from experiments.compose import announce_loading, command, format_error, given_overrides, jobs_of
 from experiments.config import OF_TABLES, USER_ERRORS
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @command("run")
 def main(config: DictConfig) -> None:
-    say_what_takes_seconds()
+    announce_loading()
     from experiments.cell import Cell
     from experiments.runner import run_cell, started
 

@@ -27,8 +27,8 @@ from experiments.compose import format_error
 from experiments.config import USER_ERRORS
 from experiments.methods import CompressedModel
 from experiments.output.tracking import log_record, log_stage, tracked
-from experiments.record import Record, flat, packed, write_record
-from facts.analysis.base import Subject
+from experiments.record import Record, packed, write_record
+from facts.analysis.base import AnalysisInputs
 from facts.calibration.data import Data
 from facts.finetuning import Recovery, finetune
 from facts.utils.files import HeldElsewhere, locked, replacing, writable_folder
@@ -94,12 +94,12 @@ def collect_moments(cells: list[Cell]) -> None:
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     unfinished = [cell for cell in cached if not (record := cell.earlier_record()) or record.status != "done"]
     if estimators := [cell.method.needed_estimator for cell in unfinished if cell.method.needed_estimator]:
-        unfinished[0].calibration.collect(estimators)
+        unfinished[0].prepared.collect(estimators)
     analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
     wanted = [cell.method.needed_estimator for cell in analysed if cell.method.needed_estimator]
     if moments := list(dict.fromkeys(moment for estimator in wanted for moment in estimator.moments)):
         data, _ = analysed[0].task.analysis(analysed[0].model)
-        analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
+        analysed[0].prepared.on(data).moments(moments)  # in one pass for all layers, as analyses read them
 
 
 def run_or_defer(cell: Cell, wait: bool) -> bool:
@@ -149,14 +149,14 @@ def run_cell(cell: Cell, wait: bool = True) -> Record:
 
     If another process runs it, wait, or raise `HeldElsewhere` without `wait`.
     """
-    words, opened = cell.place or cell.label, open_cell(cell)
+    label, opened = cell.place or cell.label, open_cell(cell)
     with locked(opened.folder / "locks" / f"{opened.fingerprint}.lock", wait):
         cell.record = opened.earlier_record()
         if cell.record and cell.record.status == "done":
-            log.info("%s (%s) was done on %s", words, opened.fingerprint, cell.record.time)
+            log.info("%s (%s) was done on %s", label, opened.fingerprint, cell.record.time)
             return cell.record
         number = cell.record.attempt + 1 if cell.record else 1
-        log.info("%s (%s) runs, attempt %d", words, opened.fingerprint, number)
+        log.info("%s (%s) runs, attempt %d", label, opened.fingerprint, number)
         try:
             cell.record = attempt(opened, number)
         except Exception:
@@ -228,26 +228,26 @@ def exclusive_lock() -> Iterator[None]:
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Make the network and evaluate it; return the fields of its record."""
-    product = cell.method.produce(cell)
+    compressed = cell.method.produce(cell)
     if cell.finetuning:
-        product = trained(product, cell)
-    model, seconds = product.model, dict(product.seconds)
+        compressed = trained(compressed, cell)
+    model, seconds = compressed.model, dict(compressed.seconds)
     with timed(seconds, "evaluation"):
         evaluation = cell.task.evaluate(model, cell.execution.precision, cell.model)
-    assert product.cost.flops is not None  # the shape is known
-    cost = {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6}
-    metrics, outcomes = {**evaluation, **cost, **product.metrics}, dict(evaluation.outcomes)
-    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary and flat(product.summary)}
+    assert compressed.cost.flops is not None  # the shape is known
+    cost = {"gflops": compressed.cost.flops / 1e9, "mparams": compressed.cost.params / 1e6}
+    metrics, outcomes = {**evaluation, **cost, **compressed.metrics}, dict(evaluation.outcomes)
+    fields: dict[str, Any] = {"plan": compressed.plan, "summary": compressed.summary}
     if analysis := cell.analysis:
-        calibration, held_out = map(cell.calibration.on, cell.task.analysis(cell.model))
-        subject = Subject(
-            prepared=calibration,
+        prepared, held_out = map(cell.prepared.on, cell.task.analysis(cell.model))
+        inputs = AnalysisInputs(
+            prepared=prepared,
             held_out=held_out,
             estimator=cell.method.needed_estimator,
             compressed=None if model is cell.model else model,
         )
         with exclusive_lock() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
-            findings = analysis.run(subject)
+            findings = analysis.run(inputs)
         metrics |= findings.metrics
         outcomes |= findings.outcomes
         fields["analysis"] = findings.values
@@ -255,19 +255,19 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {**fields, "metrics": metrics, "outcomes": shares, "seconds": seconds}
 
 
-def trained(product: CompressedModel, cell: Cell) -> CompressedModel:
+def trained(compressed: CompressedModel, cell: Cell) -> CompressedModel:
     """Train a network by the cell's recipe: on the task's training data, or on calibration inputs without labels."""
-    model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
+    model, summary, original, folder = compressed.model, compressed.summary, cell.model, cell.folder / "finetuning"
     if isinstance(cell.finetuning, Recovery):
         data, error = Data.of(cell.task.calibration(original), original).divided(), cell.task.output_error
         model, recovery, distance = cell.finetuning.distill(model, original, data, error, folder)
         if summary:
-            summary = replace(summary, quality=replace(summary.quality, recovery=recovery, distance=distance))
+            summary = replace(summary, recovery=recovery, distance=distance)
         seconds = recovery.seconds
     else:
         assert cell.finetuning
         model = copy.deepcopy(model) if model is original else model
         seconds = finetune(model, original, cell.task, cell.finetuning, folder).seconds
     report("finetuning", seconds=seconds)
-    seconds += product.seconds.get("finetuning", 0.0)
-    return replace(product, model=model, summary=summary, seconds={**product.seconds, "finetuning": seconds})
+    seconds += compressed.seconds.get("finetuning", 0.0)
+    return replace(compressed, model=model, summary=summary, seconds={**compressed.seconds, "finetuning": seconds})

@@ -28,9 +28,6 @@ from .moments.losses import SampledLabels as SampledLabels
 from .moments.losses import next_tokens as next_tokens
 from .parts.tokens import set_tokens as set_tokens
 from .result import CompressionResult as CompressionResult
-from .result import Costs as Costs
-from .result import Method as Method
-from .result import Quality as Quality
 from .result import Summary as Summary
 from .saving.elastic import save_elastic as save_elastic
 from .saving.export import benchmark as benchmark

@@ -1,7 +1,7 @@
 """The result of a compression: the network, its plan, and a readable summary."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from pydantic import PositiveInt
@@ -62,17 +62,35 @@ class RecoverySummary:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Costs of the whole network before and after, and those that were allowed.
+class Summary:
+    """A compression at a glance: what the network costs, how it was made, and how far its outputs are.
 
+    Costs are those of the whole network:
     - `before` and `after`: by the paper's rule; `full_flops`: both by the full rule, with attention's own products,
       None if unknown
     - `sizes` of the weights before and after
     - `bounds`: by bounded cost, the fraction of the compressed parts' cost that may remain; `spent` and `budget` are
       in the unit of that cost, for these parts only
-    - `latency`: seconds of the whole network, `dense` and `measured`, on a batch of `samples`; if latency is bounded,
-      on the first calibration batch, with the seconds `allowed` and `predicted`
-    - `input_shape` of the one sample that FLOPs are counted for, None if it is not a tensor.
+    - `latency`: seconds, `dense` and `measured`, on a batch of `samples`; if latency is bounded, on the first
+      calibration batch, with the seconds `allowed` and `predicted`
+    - `input_shape` of the one sample that FLOPs are counted for, None if it is not a tensor
+
+    How it was made:
+    - `estimator`, `search`: the methods with their options
+    - `parts`: what was truncated; `widths`: each unit's original width; `tokens`: of each block that merges them, the
+      original number
+    - `form` of the low-rank layers (`plain` if there are none)
+    - `rounding`: the largest relative error that a layer's data type causes in its weight
+    - `repaired`: by layer, the number of Kronecker factors that were not positive definite
+    - `solution`: the solver's status, error, bound and gap, if the search used one
+    - `profile`: the sensitivity profile: for each layer, ranks, their fractions of the full rank, and errors
+    - `seconds`: by stage, such as reading, calibration, decomposition and search
+
+    Distances of the outputs from the original's:
+    - `predicted` by the search, if it predicts one
+    - `distance` on held-out samples, after the last step; `allowed_error`: the largest that the budget allowed, None
+      for other budgets
+    - `recovery`: its outcome, None without one.
     """
 
     before: Cost
@@ -84,27 +102,83 @@ class Costs:
     budget: dict[str, float] = field(default_factory=dict)
     latency: dict[str, float] = field(default_factory=dict)
     input_shape: tuple[PositiveInt, ...] | None = None
-
-    @classmethod
-    def of(cls, problem: AllocationProblem, plan: Plan, model: nn.Module, latency: dict[str, float]) -> Self:
-        """Count the costs of a problem's network, and of the `model` that a plan makes of it."""
-        calibration, example = problem.prepared, problem.prepared.example
-        full_flops = None
-        if example is not None:
-            full_flops = count_flops(calibration.model, example, "full"), count_flops(model, example, "full")
-        return cls(
-            before=calibration.cost,
-            after=calibration.cost_after(model, plan),
-            full_flops=full_flops,
-            sizes=(Size.of(calibration.model), Size.of(model)),
-            bounds=dict(problem.bounds),
-            spent=dict(zip(problem.bounds, problem.spent(plan), strict=True)),
-            budget=dict(zip(problem.bounds, problem.budget, strict=True)),
-            latency=latency,
-            input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
-        )
+    estimator: str = ""
+    search: str = ""
+    parts: str = "layers"
+    widths: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    form: FormName = "plain"
+    rounding: float = 0.0
+    repaired: dict[str, int] = field(default_factory=dict)
+    solution: dict[str, Any] | None = None
+    profile: dict[str, list[list[float]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    predicted: float | None = None
+    distance: Distance | None = None
+    allowed_error: float | None = None
+    recovery: RecoverySummary | None = None
 
     def __str__(self) -> str:
+        lines = [self._costs(), "", f"method: {self.method}", *map(self._kept, self.bounds)]
+        if self.full_flops and self.full_flops[0] != self.before.flops:
+            before, after = (f"{flops / 1e9:.4g} G" for flops in self.full_flops)
+            lines.append(
+                "FLOPs are two for a multiplication and an addition, and leave out attention's own products: "
+                f"{before} and {after} with them"
+            )
+        if self.is_slower:
+            units = ' or parts="units"' if "tokens" in self.parts else ""
+            lines.append(f"slower than the original, as measured on this device: try torch.compile{units}")
+        if self.recovery:
+            lines.append(str(self.recovery))
+        if self.distance:
+            lines.append(str(self.distance))
+        elif self.predicted is not None:
+            far = f"{self.predicted:.4g}, but a measured one can be several times as large"
+            lines.append(f"predicted mean distance of the outputs from the original's: {far}")
+        if self.is_far:
+            lines.append(f"the outputs are far off: {self.advice}")
+        seconds = [f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items() if seconds >= 0.05]
+        return "\n".join([*lines, *([f"took: {', '.join(seconds)}"] if seconds else [])])
+
+    @property
+    def method(self) -> str:
+        """How it was made, in one line."""
+        units = " and ".join(kind for kind, names in (("units", self.widths), ("tokens", self.tokens)) if names)
+        form = "" if self.form == "plain" else self.form
+        return ", ".join(filter(None, [self.estimator, self.search, units, form]))
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the outputs are so far from the original's that the budget is too small for the network."""
+        return self.distance is not None and self.distance.is_too_far
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the network took longer than the original where it was compressed."""
+        latency = self.latency
+        return {"dense", "measured"} <= latency.keys() and latency["measured"] > SLOWER * latency["dense"]
+
+    @property
+    def advice(self) -> str:
+        """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
+        options = ["or a larger budget"]
+        if self.recovery is None:
+            options.insert(0, "ten minutes of recovery")
+        if self.search.startswith("Uniform("):
+            options.insert(0, "the search cors_fisher")
+        if self.parts == "layers":
+            options.insert(0, "the parts units and tokens")
+        if self.form == "plain" and self.parts == "layers":
+            options.insert(0, "the form pivoted")
+        return f"try {', '.join(options).removeprefix('or ')}"
+
+    def kind_of(self, name: str) -> str:
+        """Say what a rank in the plan does to a part."""
+        return next(kind for kind, names in KINDS_SHOWN.items() if name in getattr(self, names, [name]))
+
+    def _costs(self) -> str:
+        """Table of costs."""
         original, compressed = self.sizes
         types = f"{original.types} before, {compressed.types} after"
         stored = original.types if original.types == compressed.types else types
@@ -122,160 +196,45 @@ class Costs:
         ]
         return tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
 
+    def _kept(self, cost: CostName) -> str:
+        """Describe the fraction of a bounded cost that remains, and the fraction that was allowed."""
+        allowed, spent, budget = min(1.0, self.bounds[cost]), self.spent.get(cost), self.budget.get(cost)
+        if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
+            return f"allowed {allowed:.1%} of the {cost}"
+        what = {"flops": "FLOPs", "params": "parameters"}[cost]
+        kept = f"the compressed parts keep {allowed * spent / budget:.1%} of their {what}"
+        if self.allowed_error is not None:
+            return f"{kept}, the smallest found with an error of at most {self.allowed_error:g} on the held-out samples"
+        kept = f"{kept}, of {allowed:.1%} allowed"
+        if len(self.bounds) == 1 and self.solution and spent < MOST_SPENT * budget:
+            return f"{kept}: no larger plan that fits is predicted to be closer; more samples may tell"
+        return kept
+
 
 def _scale(value: int | None, symbol: str, unit: float) -> tuple[str, float]:
     """The unit of a count, or a thousandth of it for small networks, with its symbol."""
     return (symbol, unit) if (value or 0) >= unit / 100 else ({"G": "M", "M": "k"}[symbol], unit / 1000)
 
 
-@dataclass(frozen=True)
-class Method:
-    """How the network was made.
+def count_costs(
+    problem: AllocationProblem, plan: Plan, model: nn.Module, original: Size | None = None
+) -> dict[str, Any]:
+    """Count the costs in the summary of a problem's network and the `model` that a plan makes of it, except latency.
 
-    - `estimator`, `search`: the methods with their options
-    - `parts`: what was truncated; `widths`: each unit's original width; `tokens`: of each block that merges them, the
-      original number
-    - `form` of the low-rank layers (`plain` if there are none)
-    - `rounding`: the largest relative error that a layer's data type causes in its weight
-    - `repaired`: by layer, the number of Kronecker factors that were not positive definite
-    - `solution`: the solver's status, error, bound and gap, if the search used one
-    - `profile`: the sensitivity profile: for each layer, ranks, their fractions of the full rank, and errors
-    - `seconds`: by stage, such as reading, calibration, decomposition and search.
+    `original` is the size of the network as it is stored, if its tensors have other types.
     """
-
-    estimator: str = ""
-    search: str = ""
-    parts: str = "layers"
-    widths: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    form: FormName = "plain"
-    rounding: float = 0.0
-    repaired: dict[str, int] = field(default_factory=dict)
-    solution: dict[str, Any] | None = None
-    profile: dict[str, list[list[float]]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def kind_of(self, name: str) -> str:
-        """Say what a rank in the plan does to a part."""
-        return next(kind for kind, names in KINDS_SHOWN.items() if name in getattr(self, names, [name]))
-
-    def __str__(self) -> str:
-        words = [
-            self.estimator,
-            self.search,
-            " and ".join(kind for kind, names in (("units", self.widths), ("tokens", self.tokens)) if names),
-            "pivoted" if self.form == "pivoted" else "",
-        ]
-        return ", ".join(filter(None, words))
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How far the outputs are from the original's.
-
-    - `predicted`: the distance that the search predicted, if it predicts one
-    - `distance` on held-out samples, after the last step; `allowed_error`: the largest that the budget allowed, None
-      for other budgets
-    - `recovery`: None without one.
-    """
-
-    predicted: float | None = None
-    distance: Distance | None = None
-    allowed_error: float | None = None
-    recovery: RecoverySummary | None = None
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A compression at a glance: what the network costs, how it was made, and how far its outputs are."""
-
-    costs: Costs
-    method: Method
-    quality: Quality
-
-    def __str__(self) -> str:
-        costs = self.costs
-        lines = [str(costs), "", f"method: {self.method}", *map(self._kept, costs.bounds)]
-        if costs.full_flops and costs.full_flops[0] != costs.before.flops:
-            before, after = (f"{flops / 1e9:.4g} G" for flops in costs.full_flops)
-            lines.append(
-                "FLOPs are two for a multiplication and an addition, and leave out attention's own products: "
-                f"{before} and {after} with them"
-            )
-        if self.is_slower:
-            units = ' or parts="units"' if "tokens" in self.method.parts else ""
-            lines.append(f"slower than the original, as measured on this device: try torch.compile{units}")
-        if self.recovery:
-            lines.append(str(self.recovery))
-        if self.distance:
-            lines.append(str(self.distance))
-        elif self.quality.predicted is not None:
-            far = f"{self.quality.predicted:.4g}, but a measured one can be several times as large"
-            lines.append(f"predicted mean distance of the outputs from the original's: {far}")
-        if self.is_far:
-            lines.append(f"the outputs are far off: {self.advice}")
-        seconds = [f"{stage} {seconds:.1f} s" for stage, seconds in self.method.seconds.items() if seconds >= 0.05]
-        return "\n".join([*lines, *([f"took: {', '.join(seconds)}"] if seconds else [])])
-
-    @property
-    def before(self) -> Cost:
-        """Cost of the whole network before, by the paper's rule."""
-        return self.costs.before
-
-    @property
-    def after(self) -> Cost:
-        """Cost of the whole network after, by the paper's rule."""
-        return self.costs.after
-
-    @property
-    def distance(self) -> Distance | None:
-        """Distance of the outputs from the original's on held-out samples, after the last step."""
-        return self.quality.distance
-
-    @property
-    def recovery(self) -> RecoverySummary | None:
-        """Outcome of a recovery; None without one."""
-        return self.quality.recovery
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the outputs are so far from the original's that the budget is too small for the network."""
-        return self.distance is not None and self.distance.is_too_far
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether the network took longer than the original where it was compressed."""
-        latency = self.costs.latency
-        return {"dense", "measured"} <= latency.keys() and latency["measured"] > SLOWER * latency["dense"]
-
-    @property
-    def advice(self) -> str:
-        """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
-        options = ["or a larger budget"]
-        if self.recovery is None:
-            options.insert(0, "ten minutes of recovery")
-        if self.method.search.startswith("Uniform("):
-            options.insert(0, "the search cors_fisher")
-        if self.method.parts == "layers":
-            options.insert(0, "the parts units and tokens")
-        if self.method.form == "plain" and self.method.parts == "layers":
-            options.insert(0, "the form pivoted")
-        return f"try {', '.join(options).removeprefix('or ')}"
-
-    def _kept(self, cost: CostName) -> str:
-        """Describe the fraction of a bounded cost that remains, and the fraction that was allowed."""
-        costs, error = self.costs, self.quality.allowed_error
-        allowed, spent, budget = min(1.0, costs.bounds[cost]), costs.spent.get(cost), costs.budget.get(cost)
-        if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
-            return f"allowed {allowed:.1%} of the {cost}"
-        what = {"flops": "FLOPs", "params": "parameters"}[cost]
-        kept = f"the compressed parts keep {allowed * spent / budget:.1%} of their {what}"
-        if error is not None:
-            return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
-        kept = f"{kept}, of {allowed:.1%} allowed"
-        if len(costs.bounds) == 1 and self.method.solution and spent < MOST_SPENT * budget:
-            return f"{kept}: no larger plan that fits is predicted to be closer; more samples may tell"
-        return kept
+    prepared, example = problem.prepared, problem.prepared.example
+    networks = prepared.model, model
+    return {
+        "before": prepared.cost,
+        "after": prepared.cost_after(model, plan),
+        "full_flops": None if example is None else tuple(count_flops(each, example, "full") for each in networks),
+        "sizes": (original or Size.of(prepared.model), Size.of(model)),
+        "bounds": dict(problem.bounds),
+        "spent": dict(zip(problem.bounds, problem.spent(plan), strict=True)),
+        "budget": dict(zip(problem.bounds, problem.budget, strict=True)),
+        "input_shape": tuple(example.shape) if isinstance(example, Tensor) else None,
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -297,10 +256,14 @@ class CompressionResult:
     problem: AllocationProblem | None = None
     search: Search | None = None
 
+    def with_summary(self, **fields: Any) -> Self:
+        """The same result with other fields of its summary."""
+        return replace(self, summary=replace(self.summary, **fields))
+
     def __repr__(self) -> str:
         kinds = defaultdict[str, list[int | None]](list)
         for name, rank in self.plan.items():
-            kinds[self.summary.method.kind_of(name)].append(rank)
+            kinds[self.summary.kind_of(name)].append(rank)
         made = []
         for kind, all_ranks in kinds.items():
             ranks = [rank for rank in all_ranks if rank is not None]

@@ -13,9 +13,9 @@ from experiments.cell import Cell
 from experiments.config import Experiment
 from experiments.output.results import draw_figure, values_of
 from experiments.output.tables import entries_of, places_of, write_tables
-from experiments.record import Record, flat, packed, write_record
+from experiments.record import Record, packed, write_record
 from facts.cost.count import Cost
-from facts.result import Costs, Method, Quality, Summary
+from facts.result import Summary
 
 REASON = "as in the paper, which has <none> & says why"
 PLAIN, BOTH = "A <plain> & simple", "A + CoRS"
@@ -23,8 +23,8 @@ TOP1 = {"Baseline": 98.0, PLAIN: 61.5, "B": 9.25, "C": 99.5, "D": 100.0, BOTH: 9
 NUM_SAMPLES = 400
 
 
-def make_summary(**fields: Any) -> dict[str, Any]:
-    return flat(Summary(Costs(Cost(2, 2), Cost(1, 1)), Method(**fields), Quality()))
+def make_summary(**fields: Any) -> Summary:
+    return Summary(Cost(2, 2), Cost(1, 1), **fields)
 
 
 def make_record(fingerprint: str = "f", status: str = "done", **fields: Any) -> Record:

@@ -17,7 +17,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.modules.networks import frozen, replaced_forwards
 from facts.moments.statistics import at_least_tiny
 from facts.search import AllocationProblem, Plan, Search, SearchResult
-from facts.search.training import Training, outputs_of, task_loss
+from facts.search.training import Training, current_loss, current_outputs
 from facts.utils.options import Count, Positive, options
 from facts.utils.progress import with_progress
 
@@ -64,7 +64,7 @@ class DobiSVDSearch(Search):
         def truncated_loss(ranks: Tensor, batch: Batch) -> Tensor:
             for layer, rank in zip(layers, ranks, strict=True):
                 layer.rank = rank
-            return task_loss(problem, batch)
+            return current_loss(problem.prepared, batch)
 
         def loss_at(epoch: int, batch: Batch) -> Tensor:
             ranks = shares * sizes
@@ -108,7 +108,7 @@ def _projected(problem: AllocationProblem, layers: dict[str, "TruncatedLayer"], 
     forwards: dict[nn.Module, Callable] = {layer.dense: layer.project for layer in truncated.values()}
     with torch.no_grad(), frozen(problem.model), replaced_forwards(forwards):
         for inputs, _ in with_progress(problem.training_batches(), "Dobi-SVD's weights"):
-            outputs_of(problem, inputs)
+            current_outputs(problem.prepared, inputs)
     return {**problem.decompositions, **{name: layer.decomposition() for name, layer in truncated.items()}}
 
 

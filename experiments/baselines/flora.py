@@ -15,7 +15,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.modules.networks import blocks_of, frozen, replaced_forwards
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.base import Ratios
-from facts.search.training import Training, outputs_of
+from facts.search.training import Training, current_outputs
 from facts.utils.batches import batch_size
 from facts.utils.numerics import seed_of
 from facts.utils.options import Count, NotNegative, Positive, Seed, options
@@ -105,7 +105,7 @@ class Supernet:
         """The outputs at some ranks, with `forwards` in place; layers without a rank are dense."""
         for name, layer in self.layers.items():
             layer.rank = plan.get(name)
-        return outputs_of(self.problem, inputs)
+        return current_outputs(self.problem.prepared, inputs)
 
     def errors(self, plans: Iterable[Plan]) -> list[float]:
         """Sum the error of the outputs over the sensitivity data, for each plan."""

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import Experiment
 from experiments.paper import paper_values
-from experiments.record import APART, Record, paired_difference, standard_error, unpacked
+from experiments.record import ERRORS_APART, Record, paired_difference, standard_error, unpacked
 
 # Okabe and Ito's colours, which the colour-blind can distinguish.
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
@@ -163,7 +163,7 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     axes.set_xticks(places, [*experiment.rows] if is_wide else labels, **(TURNED if is_wide else {}))
     axes.margins(x=0.08)
     name_curves(axes, {column: end for column, end in ends.items() if end[0] == end[0]})
-    apart = values[values.difference.abs() > APART * values.difference_error]
+    apart = values[values.difference.abs() > ERRORS_APART * values.difference_error]
     if apart.empty:
         return figure, f"{experiment.axis_title}: no value is two standard errors from {first}"
     most = apart.loc[apart.difference.abs().idxmax()]
@@ -252,7 +252,7 @@ def ranking_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     points = with_differences(points, records, best, experiment.ranked_by)
     table = points.groupby("row")[["accuracy", "minutes", "difference"]].mean().rename_axis("method")
     table["difference_error"] = points.groupby("row").difference_error.apply(np.linalg.norm) / num_columns
-    table["level"] = table.difference >= -APART * table.difference_error
+    table["level"] = table.difference >= -ERRORS_APART * table.difference_error
     table = table.sort_values(["accuracy", "minutes"], ascending=[False, True]).reset_index()
     minutes = table.minutes.fillna(np.inf)
     return table.assign(on_front=minutes < minutes.cummin().shift(fill_value=np.inf))

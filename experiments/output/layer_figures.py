@@ -182,7 +182,7 @@ INTERPOLATED_LAYERS = ("blocks.1.attn.proj", "blocks.1.attn.qkv")
 def interpolation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     """List the measured errors of two layers, their interpolation by windows, and one cubic spline through them."""
     (record,) = records.values()
-    profile = record.summary["profile"] if record and record.summary else {}
+    profile = record.summary.profile if record and record.summary else {}
     curves = []
     for layer in INTERPOLATED_LAYERS if profile else ():
         ranks, ratios, errors = np.array(profile[layer]).T

@@ -17,7 +17,7 @@ from rich.markup import escape
 from experiments.cell import Cell
 from experiments.compose import is_ours
 from experiments.config import USER_ERRORS, Experiment, in_a_line, plain
-from experiments.grid import checked, every_experiment
+from experiments.grid import every_experiment, verified
 from experiments.output import figures, layer_figures
 from experiments.output.figures import STYLE, Drawing, panels, placeholder
 from experiments.output.report import read_result, write_report
@@ -136,7 +136,7 @@ def experiments_in(folder: Path) -> list[Experiment]:
         if path.stem not in known:
             try:
                 experiment = cast(Experiment, OmegaConf.merge(Experiment, OmegaConf.load(path)))
-                experiments.append(checked(experiment, path.stem))
+                experiments.append(verified(experiment, path.stem))
             except USER_ERRORS as error:
                 log.warning("%s is left out: %s", path, in_a_line(error))
     return experiments

@@ -21,7 +21,7 @@ from experiments.cell import Cell
 from experiments.compose import read_file
 from experiments.config import Experiment
 from experiments.paper import paper_values
-from experiments.record import APART, Status, errors_apart, standard_error, unpacked
+from experiments.record import ERRORS_APART, Status, errors_apart, standard_error, unpacked
 from facts.utils.files import replacing
 
 SOURCES = ("ours", "paper", "difference")
@@ -338,7 +338,7 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
     if own.row.nunique() < 2:
         return ""
     which, num_columns, num_others = best_of(experiment.ranked_by), own.column.nunique(), own.row.nunique() - 1
-    leads = (own.ours == own.groupby("column").ours.transform(which)) | (own.behind.astype(float) <= APART)
+    leads = (own.ours == own.groupby("column").ours.transform(which)) | (own.behind.astype(float) <= ERRORS_APART)
     counts = leads.groupby(own.row).sum()
     means = own.groupby("row").ours.mean()[counts == counts.max()]
     first = means[means == means.agg(which)].index[0]
@@ -381,7 +381,7 @@ def as_text(entry: Entry | None, source: str = "ours", factor: int = 1) -> str:
 
 def is_level(entry: Entry) -> bool:
     """Whether a value is its column's best, or not apart from it."""
-    return entry.behind is not None and entry.behind <= APART
+    return entry.behind is not None and entry.behind <= ERRORS_APART
 
 
 def number(value: float, metric: str = "") -> str:

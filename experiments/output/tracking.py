@@ -62,6 +62,6 @@ def log_record(run: Any, record: Record) -> None:
     import wandb
 
     seconds = {f"seconds/{stage}": seconds for stage, seconds in record.seconds.items()}
-    repaired = sum(record.summary["repaired"].values()) if record.summary else 0
+    repaired = sum(record.summary.repaired.values()) if record.summary else 0
     run.summary.update({**record.metrics, **seconds, "repaired": repaired})
     run.log({"plan": wandb.Table(columns=["layer", "rank"], data=[list(item) for item in record.plan.items()])})

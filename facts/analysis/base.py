@@ -1,7 +1,6 @@
 """Analyses: from a network, an estimator and held-out data to numbers that explain a result."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,26 +13,21 @@ from facts.utils.options import options
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A network with the data for an estimator's factors, and `held_out`, the same network with disjoint data."""
+class AnalysisInputs:
+    """A network with the data for an estimator's factors, and `held_out`, the same network with disjoint data.
+
+    `compressed` is the network that was made of it, if there is one.
+    """
 
     prepared: PreparedModel
     held_out: PreparedModel
     estimator: Estimator | None = None
     compressed: nn.Module | None = None
 
-    @property
-    def model(self) -> nn.Module:
-        return self.prepared.model
-
     def noise(self, batch_size: int) -> Tensor:
         """Make a batch for timing, shaped like the held-out data."""
         inputs, _ = next(iter(self.held_out.data or ()))
-        return noise(self.model, (batch_size, *inputs.shape[1:]), next(self.model.parameters()).device)
-
-    @property
-    def layers(self) -> Mapping[str, nn.Linear]:
-        return self.prepared.layers
+        return noise(self.prepared.model, (batch_size, *inputs.shape[1:]), self.prepared.device)
 
 
 @dataclass(frozen=True)
@@ -60,5 +54,5 @@ class Analysis(ABC):
         """Check, before any work, that the analysis can run. Raises an error that says what is missing."""
 
     @abstractmethod
-    def run(self, subject: Subject) -> Findings:
-        """Measure the subject. Raises `ValueError` if the subject lacks something it needs."""
+    def run(self, inputs: AnalysisInputs) -> Findings:
+        """Measure a network. Raises `ValueError` if the inputs lack something that it needs."""

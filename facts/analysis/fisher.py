@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from facts.analysis.base import Analysis, Findings, Subject
+from facts.analysis.base import Analysis, AnalysisInputs, Findings
 from facts.estimators import Estimator, KroneckerFactors
 from facts.estimators.base import see_data
 from facts.moments import GradWeightedInputGram, InputWeightedGradGram, Moment, SampleGradGrams
@@ -40,14 +40,14 @@ class FisherSimilarity(Analysis):
         if estimator is None:
             raise ValueError("Fisher similarity needs an estimator: choose one, or leave the analysis out")
 
-    def run(self, subject: Subject) -> Findings:
-        self.check(subject.model, subject.estimator)
-        assert subject.estimator is not None
-        estimator, moments = see_data(subject.estimator, subject.prepared.moments)
+    def run(self, inputs: AnalysisInputs) -> Findings:
+        self.check(inputs.prepared.model, inputs.estimator)
+        assert inputs.estimator is not None
+        estimator, moments = see_data(inputs.estimator, inputs.prepared.moments)
         wanted = FisherProducts(self.num_probes, self.seed)
         terms = {}
-        for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
-            for name, held_out in subject.held_out.moments((wanted,), group).items():
+        for group in groups_within(inputs.prepared.layers, MAX_VALUES // self.num_probes):
+            for name, held_out in inputs.held_out.moments((wanted,), group).items():
                 (products,) = held_out[wanted]
                 d_out, d_in = products.shape[1:]
                 probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(products)
@@ -162,16 +162,17 @@ class CrossMoments(Analysis):
     num_probes: Annotated[int, Field(ge=2)] = 32
     seed: int = 0
 
-    def run(self, subject: Subject) -> Findings:
+    def run(self, inputs: AnalysisInputs) -> Findings:
         fisher, local = FisherProducts(self.num_probes, self.seed), TokenLocalProducts(self.num_probes, self.seed)
         sides = (SampleGradGrams(), GradWeightedInputGram(), InputWeightedGradGram())
-        compressed = subject.model if subject.compressed is None else subject.compressed
-        pairs = {name: (layer.weight, compressed.get_submodule(name).weight) for name, layer in subject.layers.items()}
+        compressed = inputs.prepared.model if inputs.compressed is None else inputs.compressed
+        linears = inputs.prepared.layers
+        pairs = {name: (layer.weight, compressed.get_submodule(name).weight) for name, layer in linears.items()}
         change = ChangeEnergies({name: (before - after).detach() for name, (before, after) in pairs.items()})
         layers = {}
-        for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
+        for group in groups_within(linears, MAX_VALUES // self.num_probes):
             # Not cached: the change belongs to one plan, and the products are large.
-            found = subject.held_out.moments((fisher, local, *sides, change), group, cached=False)
+            found = inputs.held_out.moments((fisher, local, *sides, change), group, cached=False)
             for name, moments in found.items():
                 (whole,), (kept,) = moments[fisher], moments[local]
                 operator = norm_ratio(whole - kept, kept)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from facts.analysis.base import Analysis, Findings, Subject
+from facts.analysis.base import Analysis, AnalysisInputs, Findings
 from facts.calibration.prepare import prepare
 from facts.calibration.prepared_model import PreparedModel
 from facts.cost.timing import TimingPolicy, batch_seconds
@@ -80,18 +80,20 @@ class Throughput(Analysis):
     def reads_layers(self) -> bool:  # type: ignore[override]
         return bool(self.variants)
 
-    def run(self, subject: Subject) -> Findings:
-        networks: dict[str, Any] = {"dense": subject.model}
+    def run(self, inputs: AnalysisInputs) -> Findings:
+        networks: dict[str, Any] = {"dense": inputs.prepared.model}
         missing = {}
-        if subject.compressed is not None:
-            networks["compressed"] = subject.compressed
+        if inputs.compressed is not None:
+            networks["compressed"] = inputs.compressed
             for name in self.variants:
                 try:
-                    networks[name] = make_variant(name, subject.model, subject.compressed, subject.layers)
+                    networks[name] = make_variant(
+                        name, inputs.prepared.model, inputs.compressed, inputs.prepared.layers
+                    )
                 except NotImplementedError as reason:
                     missing[name] = str(reason)
-        batch = subject.noise(self.batch_size)
-        timings = batch_seconds(networks, batch, self.timing, subject.held_out.execution.precision)
+        batch = inputs.noise(self.batch_size)
+        timings = batch_seconds(networks, batch, self.timing, inputs.held_out.execution.precision)
         speeds = {name: len(batch) / timing.median for name, timing in timings.items()}
         result = speeds.get("compressed", speeds["dense"])
         metrics = {f"{name}_throughput": speed for name, speed in speeds.items()}
@@ -116,29 +118,27 @@ class DeviceRecord(Throughput):
     fewer if it waits for launches. On a GPU, `_gib` is the peak of its memory.
     """
 
-    def run(self, subject: Subject) -> Findings:
-        found, given = super().run(subject), subject.prepared
-        device = next(subject.model.parameters()).device
-        inputs, targets = to_device(next(iter(given.data or ())), device)
-        passes: dict[str, Callable[[], Any]] = {"plain_pass": partial(plain_pass, given, inputs, targets)}
+    def run(self, inputs: AnalysisInputs) -> Findings:
+        found, prepared = super().run(inputs), inputs.prepared
+        device = prepared.device
+        batch = to_device(next(iter(prepared.data or ())), device)
+        passes: dict[str, Callable[[], Any]] = {"plain_pass": partial(plain_pass, prepared, *batch)}
         shorter: dict[str, Callable[[], Any]] = {}  # the same data passes over one batch less
         for parts in ("layers", "units"):
-            execution = replace(given.execution, cache=None)
-            own = prepare(
-                subject.model, [(inputs, targets)], held_out=(), loss=given.loss, execution=execution, parts=parts
-            )
+            execution = replace(prepared.execution, cache=None)
+            own = prepare(prepared.model, [batch], held_out=(), loss=prepared.loss, execution=execution, parts=parts)
             for calls, number in ((shorter, 1), (passes, 2)):
-                several = own.on([(inputs, targets)] * number)
+                several = own.on([batch] * number)
                 calls[f"{parts}_pass"] = partial(several.moments, own.resolve_defaults(FACTS()).moments, cached=False)
-        with torch.cuda.device_of(next(subject.model.parameters())):
+        with torch.cuda.device_of(next(prepared.model.parameters())):
             times = self.timing.times(passes | {f"shorter {name}": call for name, call in shorter.items()})
         for name, call in passes.items():
             seconds, busy = times[name].median, busy_seconds(call, device)
             if name in shorter:
                 seconds -= times[f"shorter {name}"].median
                 busy -= busy_seconds(shorter[name], device)
-            found.metrics[f"{name}_seconds"] = 1000 * seconds / batch_size(inputs)
-            found.metrics[f"{name}_busy_seconds"] = 1000 * busy / batch_size(inputs)
+            found.metrics[f"{name}_seconds"] = 1000 * seconds / batch_size(batch[0])
+            found.metrics[f"{name}_busy_seconds"] = 1000 * busy / batch_size(batch[0])
         for name, run in passes.items() if device.type == "cuda" else ():
             torch.cuda.reset_peak_memory_stats(device)
             run()
@@ -158,7 +158,7 @@ def busy_seconds(call: Callable[[], Any], device: torch.device) -> float:
 def plain_pass(prepared: PreparedModel, inputs: Any, targets: Any) -> None:
     model: nn.Module = prepared.model
     model.zero_grad(set_to_none=True)
-    with autocast(next(model.parameters()).device, prepared.execution.precision):
+    with autocast(prepared.device, prepared.execution.precision):
         loss = prepared.loss(model(inputs), targets)
     loss.backward()
     model.zero_grad(set_to_none=True)

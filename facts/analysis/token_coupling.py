@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facts.analysis.base import Analysis, Findings, Subject
+from facts.analysis.base import Analysis, AnalysisInputs, Findings
 from facts.estimators import Estimator
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
@@ -38,8 +38,8 @@ class TokenCoupling(Analysis):
         select_layers(model, [self.layer])
         _load_dcorr()
 
-    def run(self, subject: Subject) -> Findings:
-        selection, held_out = select_layers(subject.model, [self.layer]), subject.held_out
+    def run(self, inputs: AnalysisInputs) -> Findings:
+        selection, held_out = select_layers(inputs.prepared.model, [self.layer]), inputs.held_out
         precision = held_out.execution.precision
         store = TokenStore()
         data_pass = DataPass(

@@ -41,10 +41,10 @@ from facts.moments.losses import (
     error_of,
     in_chunks,
     loss_of_labels,
+    output_tensors,
     refuse_unfit_labels,
     squared_error,
     summed_cross_entropy,
-    tensors_of,
 )
 from facts.utils.batches import (
     batch_size,
@@ -60,7 +60,7 @@ from facts.utils.options import first_line
 log = logging.getLogger(__name__)
 
 TOO_FAR = 0.2  # a share; a ViT-Tiny lost 14 points of accuracy at a share of 0.13, and 41 points at 0.38
-FEW = 8  # samples; with fewer the standard error is itself a guess
+ENOUGH = 8  # samples; with fewer the standard error is itself a guess
 LITTLE = 1e-3  # nats per sample: an untrained network's outputs held 3e-4
 LEAST_INFORMATION = 1e-9  # nats per sample: a hundred times what rounding logits to float32 adds
 
@@ -250,12 +250,12 @@ class Distance:
     def is_too_far(self) -> bool:
         """Whether the budget is too small for the network, as far as the distance shows."""
         is_far = self.share is not None and not self.share <= TOO_FAR  # also true for NaN
-        return is_far and self.num_samples >= FEW and not self.hardly_varies
+        return is_far and self.num_samples >= ENOUGH and not self.hardly_varies
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
         on, far = f"on {self.num_samples:,} held-out samples", f"mean distance {self.mean:.4g}{error}"
-        few = "; too few samples to tell" if self.num_samples < FEW else ""
+        few = "; too few samples to tell" if self.num_samples < ENOUGH else ""
         few += "; the original's own outputs hardly vary: is it trained?" if self.hardly_varies else ""
         if self.share is None:
             return f"{on}, the outputs have a {far} from the original's{few}"
@@ -297,7 +297,7 @@ def distance(
                 of_each = output_error is binary_kl_divergence
                 information.add((_as_pairs(expected),) if of_each else in_chunks(expected))
             elif isinstance(output_error, SquaredError):
-                kept = (tensors_of(outputs[0], output_error.names) for outputs, _ in samples)
+                kept = (output_tensors(outputs[0], output_error.names) for outputs, _ in samples)
                 num_zero += sum(not any(each.any() for each in tensors) for tensors in kept)
     errors, sizes = torch.tensor(own, dtype=torch.float64).reshape(-1, 2).T
     if not len(sizes):

@@ -1,7 +1,7 @@
 """`facts.prepare`: probe a network, select its layers, find its parts, and bind its data and loss to it."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from facts.calibration.outputs import loss_and_error, refuse_unfit_network, refu
 from facts.calibration.prepared_model import DEFAULT_EXECUTION, Execution, PreparedModel
 from facts.cost.count import meta_input
 from facts.cost.probe import Probe
-from facts.modules.forms import FormName, form_named
+from facts.modules.forms import FormName, default_form, form_named
 from facts.modules.linear_calls import unwrapped
 from facts.modules.networks import autocast, frozen, hooked, noise, run
 from facts.moments.losses import NUM_SAMPLES, Loss, OutputError, SampledTargets
@@ -71,9 +71,9 @@ def prepare(
     example = _example(model, inputs, input_shape)
     shape_alone = inputs is None and example is not None
     first_inputs = noise(model, example.shape, next(model.parameters()).device) if shape_alone else inputs
-    sample = first_inputs if kinds_of(parts) else inputs
-    if "tokens" in parts.split(","):
-        sample = _with_masks(sample)
+    sample = first_inputs if (kinds := kinds_of(parts)) else inputs
+    for kind in kinds:
+        sample = kind.sample(sample)
     probe = Probe.of(model, sample, example, precision, work or ())
     for each in (given, None if held_out is None else compared):
         if each:
@@ -127,17 +127,6 @@ def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None)
     return tree_map_only(Tensor, lambda each: each.to("meta"), first_sample(inputs))
 
 
-def _with_masks(inputs: Any) -> Any:
-    """The same inputs with a token masked (not the last), if there is a mask that masks none: a later sample's may."""
-    if not isinstance(inputs, Mapping):
-        return inputs
-    masks = {name: each.clone() for name, each in inputs.items() if "mask" in name and isinstance(each, Tensor)}
-    for mask in masks.values():
-        if mask.ndim == 2 and mask.shape[1] > 2 and mask.all():
-            mask[:, -2] = 0
-    return {**inputs, **masks}
-
-
 def _refuse_unfit_arguments(model: nn.Module, data: object, parts: str, loss: object, outputs: object) -> None:
     """Raise `ValueError` for arguments of `prepare` that exclude each other or are out of range."""
     refuse_unfit_network(model)
@@ -177,9 +166,3 @@ def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any) -> lis
             return list(marks)
         grads = torch.autograd.grad(value, list(marks.values()), allow_unused=True)
     return [name for name, grad in zip(marks, grads, strict=True) if grad is None]
-
-
-def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
-    """Choose pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
-    types = {precision, *(parameter.dtype for parameter in model.parameters())}
-    return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"

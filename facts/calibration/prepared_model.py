@@ -66,8 +66,8 @@ class PreparedModel:
     `(inputs, targets)` or None; `held_out` only serve to compare the result with the original. `first_inputs` are those
     of the first batch, or noise; `example` is one sample on the meta device, if the network runs there. `loss` and
     `output_error` are sums over samples. `flops` counts the dense network by the paper's rule (None if unknown). With
-    `draws_labels`, no loss on given labels was chosen, and the default search draws them. `answer` holds the
-    outputs for the first sample, in few digits: networks that differ in code alone do not share a cache.
+    `draws_labels`, no loss on given labels was chosen, and the default search draws them. `output_signature`
+    holds the outputs for the first sample, in few digits: networks that differ in code alone do not share a cache.
     """
 
     model: nn.Module
@@ -86,6 +86,10 @@ class PreparedModel:
     example: Any = None
     draws_labels: bool = True
     output_signature: tuple[Tensor, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     @cached_property
     def linears(self) -> dict[str, LinearLayer]:
@@ -206,8 +210,8 @@ class PreparedModel:
 
         One whose moments the cache does not keep is decomposed, since they are only in memory.
         """
-        suited = map(self.resolve_defaults, estimators)
-        waiting = [each for each in suited if not (self.cache and self.cache.has(file_name(each)))]
+        resolved = map(self.resolve_defaults, estimators)
+        waiting = [each for each in resolved if not (self.cache and self.cache.has(file_name(each)))]
         wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments if moment.is_kept)
         passing = [each for each in waiting if not all(moment.is_kept for moment in each.moments)]
         if passing and self.cache:
@@ -261,7 +265,7 @@ class PreparedModel:
 
     def latency_table(self, num_turns: int) -> LatencyTable:
         """Times of the parts on the first batch, measured on first use."""
-        inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
+        inputs = to_device(self.first_inputs, self.device)
         return LatencyTable(
             self.model,
             {name: part for name, part in self.parts.items() if not part.shortens},

@@ -310,7 +310,7 @@ def cut(
     with progress_of("cut"):
         result = facts.load_compressed(folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms)
     halves = {str(half).removeprefix("torch."): half for half in HALF}
-    dtype = halves.get(result.summary.costs.sizes[0].types, torch.float32)
+    dtype = halves.get(result.summary.sizes[0].types, torch.float32)
     _save_compressed(rounded(result, dtype), out, dtype)
 
 

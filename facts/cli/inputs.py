@@ -67,8 +67,7 @@ def load_result(folder: Path | str) -> tuple[CompressionResult, torch.dtype]:
     result = load_compressed(folder)
     dtype = type_of(result.model)
     result.model.float()
-    method = replace(result.summary.method, seconds={})  # those are another command's
-    return replace(result, summary=replace(result.summary, method=method)), dtype
+    return result.with_summary(seconds={}), dtype  # those are another command's
 
 
 def stored_type(network: nn.Module) -> torch.dtype:
@@ -204,7 +203,7 @@ def _device(name: str | None) -> torch.device:
 
 
 LEAST_JUDGED = 20  # samples, before an accuracy is called chance
-FEW = 200  # images to calibrate on
+ENOUGH_IMAGES = 200  # images to calibrate on
 Data = ImageFolder | Corpus
 
 
@@ -248,7 +247,7 @@ def task_of(
     if isinstance(task, ImageFolder):
         count = len(task.chosen_indices()["calibration"])
         others = "" if task.whole else f"; {len(task.validation_images):,} others to evaluate on"
-        few = "; a few hundred give a better network" if count < FEW else ""
+        few = "; a few hundred give a better network" if count < ENOUGH_IMAGES else ""
         log.info("%s images to calibrate on, of which some are held out%s%s", f"{count:,}", others, few)
         if len({*task.training_images.labels.tolist()}) == 1 and task.labels(model) and not is_encoder(model):
             log.warning("all images are of one class: the others may be lost, so give images of every class")

@@ -45,18 +45,17 @@ def with_distance(
     execution = prepared.execution
     with stage("comparison"):
         found = compared(result, execution.precision, execution.memory.halve_batches)
-    quality = replace(result.summary.quality, distance=found, allowed_error=allowed_error)
-    return replace(result, summary=replace(result.summary, quality=quality))
+    return result.with_summary(distance=found, allowed_error=allowed_error)
 
 
 def with_latency(result: CompressionResult, prepared: PreparedModel) -> CompressionResult:
     """Time both networks in turns on a few samples, unless a bounded latency has been measured already."""
-    if result.summary.costs.latency:
+    if result.summary.latency:
         return result
     inputs, execution = prepared.first_inputs, prepared.execution
     if has_row_per_sample(inputs):
         inputs = tree_map_only(Tensor, lambda tensor: tensor[:NUM_TIMED], inputs)
-    inputs = to_device(inputs, next(prepared.model.parameters()).device)
+    inputs = to_device(inputs, prepared.device)
     networks = {"dense": prepared.model, "measured": stand_in(result.model)}
 
     def timed(num_parts: int) -> dict[str, float]:
@@ -65,8 +64,7 @@ def with_latency(result: CompressionResult, prepared: PreparedModel) -> Compress
         return {name: timing.median for name, timing in times.items()} | {"samples": batch_size(part)}
 
     with stage("latency"):
-        costs = replace(result.summary.costs, latency=within_memory(timed, execution.memory.halve_batches))
-    return replace(result, summary=replace(result.summary, costs=costs))
+        return result.with_summary(latency=within_memory(timed, execution.memory.halve_batches))
 
 
 def rounded(result: CompressionResult, dtype: torch.dtype, original: torch.dtype | None = None) -> CompressionResult:
@@ -76,21 +74,18 @@ def rounded(result: CompressionResult, dtype: torch.dtype, original: torch.dtype
     (default: `dtype`); without the original network, it stays as it is.
     """
     if original and result.original:
-        sizes = Size.of(result.original, original), result.summary.costs.sizes[1]
-        result = replace(result, summary=replace(result.summary, costs=replace(result.summary.costs, sizes=sizes)))
+        result = result.with_summary(sizes=(Size.of(result.original, original), result.summary.sizes[1]))
     if all(tensor.dtype == dtype for tensor in result.model.parameters() if tensor.is_floating_point()):
         return result
     model = copy_with(result.model)
     for tensor in tensors_of(model).values():
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
-    before = result.summary.costs.sizes[0] if result.original is None else Size.of(result.original, original or dtype)
-    sizes = before, Size.of(model, dtype)
-    result, summary = replace(result, model=model), result.summary
-    quality = summary.quality
-    if found := quality.distance and compared(result, torch.float32):
-        course = quality.recovery
+    before = result.summary.sizes[0] if result.original is None else Size.of(result.original, original or dtype)
+    result = replace(result, model=model).with_summary(sizes=(before, Size.of(model, dtype)))
+    if found := result.summary.distance and compared(result, torch.float32):
+        course = result.summary.recovery
         if course and not course.gained_nothing:
             course = replace(course, after=found.mean)
-        quality = replace(quality, distance=found, recovery=course)
-    return replace(result, summary=replace(summary, costs=replace(summary.costs, sizes=sizes), quality=quality))
+        result = result.with_summary(distance=found, recovery=course)
+    return result

@@ -3,13 +3,11 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.prepare import prepare
 from facts.calibration.prepared_model import DEFAULT_EXECUTION, Execution, PreparedModel
 from facts.compression.comparison import with_distance, with_latency
@@ -78,8 +76,6 @@ def compress(
     Raises `ValueError` for arguments out of range, for data that do not suit the loss, and for a budget that no plan of
     the search meets.
     """
-    given = model.model if isinstance(model, PreparedModel) else model
-    refuse_unfit_network(given)
     if isinstance(model, PreparedModel) and any(
         each is not None for each in (calibration, execution, loss, layers, parts)
     ):
@@ -116,12 +112,11 @@ def compress(
             result = with_latency(result, prepared)
             if budget.error is None:
                 result = with_distance(result, prepared)
-            if (predicted := result.summary.quality.predicted) is not None:
+            if (predicted := result.summary.predicted) is not None:
                 log.debug("the search predicted a distance of %.4g, the sum of all parts' errors", predicted)
             if result.summary.is_far:
                 log.warning("%s; %s", result.summary.distance, result.summary.advice)
-    method = replace(result.summary.method, seconds=dict(seconds))
-    return replace(result, summary=replace(result.summary, method=method))
+    return result.with_summary(seconds=dict(seconds))
 
 
 def default_parts(calibration: Iterable[Any] | None, budget: Budget, cost: CostName = "flops", *named: object) -> str:

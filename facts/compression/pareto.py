@@ -69,13 +69,13 @@ def pareto(
             result = compress(cached, estimator=chosen[estimator], search=named[search], ratio=ratio, **options)
         if result is None:
             continue
-        summary, form = result.summary, result.summary.method.form
+        summary, form = result.summary, result.summary.form
         original = ("original", "original", "original", 1.0, summary.before, "dense", 0.0, cached.model)
         distance = summary.distance and summary.distance.mean
         point = (estimator, search, form, ratio, summary.after, "measured", distance, result.model)
         for *method, cost, which, far, network in [point] if rows else [original, point]:
             row = dict(zip(("estimator", "search", "form", "ratio"), method, strict=True))
-            row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.costs.latency[which]}
+            row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.latency[which]}
             metrics = evaluate(network)
             rows.append(row | {"distance": far, **metrics})
             found = [

@@ -17,7 +17,7 @@ from facts.modules.forms import relative_error
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import without_autocast
 from facts.parts import Part, Plan
-from facts.result import CompressionResult, Costs, Method, Quality, Summary
+from facts.result import CompressionResult, Summary, count_costs
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
 from facts.search.methods.uniform import Uniform
@@ -25,7 +25,7 @@ from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)
 
-HIDDEN = 1.02  # times the FLOPs of a plan: more is no rounding
+FLOPS_TOLERANCE = 0.02  # of the FLOPs of a plan: more is no rounding
 LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the error of a measurement
 MAX_CORRECTIONS = 2
 
@@ -38,22 +38,16 @@ def compress_prepared(
     sensitivity: Iterable[Any] | None = None,
 ) -> CompressionResult:
     """Compress a prepared network: decompose, allocate, apply, summarise."""
-    timing, device = prepared.execution.timing, next(prepared.model.parameters()).device
-    with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
+    with stopwatch() as seconds, without_autocast(prepared.device):  # which would round the numbers that decide
         problem = checked_problem(prepared, estimator, search, budget, sensitivity)
         decomposed = replace(problem, decompositions=prepared.decompositions(problem.estimator))
         with stage("search"):
-            allocated = allocate_ranks(decomposed, search, timing)
-        plan = allocated.result.plan
-        summary = Summary(
-            Costs.of(problem, plan, allocated.model, allocated.latency),
-            describe(problem, search, allocated, dict(seconds)),
-            Quality(predicted=allocated.result.predicted),
-        )
-    _refuse_hidden_costs(problem, plan, summary.costs)
+            allocated = allocate_ranks(decomposed, search, prepared.execution.timing)
+        summary = summarise(problem, search, allocated, seconds)
+    _refuse_hidden_costs(problem, allocated.result.plan, summary)
     return CompressionResult(
         allocated.model,
-        plan,
+        allocated.result.plan,
         summary,
         prepared.skipped,
         prepared.model,
@@ -92,7 +86,7 @@ def checked_problem(
 class AllocatedNetwork:
     """A search's result and the network of its plan, made from `decompositions`.
 
-    If latency is bounded, `latency` holds seconds per batch as in `Costs`.
+    If latency is bounded, `latency` holds seconds per batch as in `Summary`.
     """
 
     result: SearchResult
@@ -157,13 +151,13 @@ def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None
         raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
 
 
-def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, costs: Costs) -> None:
+def _refuse_hidden_costs(problem: AllocationProblem, plan: Plan, summary: Summary) -> None:
     """Raise `ValueError` if the network computes more than its plan says: some code multiplies factors in each call."""
-    before, after = costs.before.flops, costs.after.flops
+    before, after = summary.before.flops, summary.after.flops
     if before is None or after is None or "flops" not in problem.bounds:
         return
     planned = before - problem.prepared.saved_flops(plan)
-    if after > HIDDEN * planned:
+    if after > (1 + FLOPS_TOLERANCE) * planned:
         raise ValueError(
             f"{type(problem.model).__name__} would need {after:.4g} FLOPs, {planned:.4g} by its plan: its code "
             "reads `.weight` of layers that are of low rank; leave these out by layers=[...], or choose units"
@@ -180,13 +174,15 @@ def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> No
             raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer in 1 .. {most}, or None")
 
 
-def describe(
-    problem: AllocationProblem, search: Search, allocated: AllocatedNetwork, seconds: dict[str, float]
-) -> Method:
-    """Describe how a problem's network was compressed."""
+def summarise(
+    problem: AllocationProblem, search: Search, allocated: AllocatedNetwork, seconds: Mapping[str, float]
+) -> Summary:
+    """Describe the costs of a network, before and after, and how it was compressed."""
     prepared, result = problem.prepared, allocated.result
     proof = asdict(result.solution) if result.solution else None
-    return Method(
+    return Summary(
+        **count_costs(problem, result.plan, allocated.model),
+        latency=allocated.latency,
         estimator=repr(problem.estimator),
         search=repr(search),
         parts=prepared.kinds,
@@ -203,7 +199,8 @@ def describe(
             ]
             for name, errors in result.profile.items()
         },
-        seconds=seconds,
+        seconds=dict(seconds),
+        predicted=result.predicted,
     )
 
 

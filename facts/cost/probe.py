@@ -32,7 +32,7 @@ from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
 
-FEW = 7  # samples that show whether a layer sees one after the other
+NUM_TRIED = 7  # samples that show whether a layer sees one after the other
 NUM_OTHERS = 64  # samples among which one with other values is looked for
 NUMBER = re.compile(r"\d+")
 
@@ -188,7 +188,7 @@ def _several(sample: Any, inputs: Any, batches: Iterable[tuple[Any, Any]]) -> tu
 
     None if no two samples fit in one batch.
     """
-    few, other = tree_map_only(Tensor, itemgetter(slice(FEW)), inputs), _varied(sample, batches)
+    few, other = tree_map_only(Tensor, itemgetter(slice(NUM_TRIED)), inputs), _varied(sample, batches)
     few = to_device(few, next(leaf.device for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)))
     if other is not None:
         return tree_map(lambda one, another: torch.cat([one, another]), few, other), True

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from facts.modules.heads import PaddedHeads
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import blocks_of, hooked, run
 from facts.moments.batch import at_least_float32
@@ -113,12 +112,12 @@ class Finetuning(Steps):
         """
         matched = compressed_blocks(student, teacher) if self.block_weight else []
         parts = []
-        with outputs_of(student, matched) as of_blocks:
+        with recorded_outputs(student, matched) as of_blocks:
             outputs = run(student, inputs)
         if self.alpha < 1:
             parts.append((1 - self.alpha) * data.loss(outputs, targets))
         if self.alpha or matched:
-            with torch.no_grad(), outputs_of(teacher, matched) as originals:
+            with torch.no_grad(), recorded_outputs(teacher, matched) as originals:
                 original = run(teacher, inputs)
         if self.alpha:
             parts.append(self.alpha * data.output_error(original, outputs))
@@ -129,20 +128,16 @@ class Finetuning(Steps):
 
 def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
     """Find the names of blocks with low-rank or narrower layers; of the low-rank layers, if they are in no block."""
-    sizes = {name: parameter.shape for name, parameter in original.named_parameters()}
+    shapes = {name: module.weight.shape for name, module in original.named_modules() if isinstance(module, nn.Linear)}
     low_rank = [module for module in model.modules() if isinstance(module, LowRankLayer)]
-    narrower = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, PaddedHeads)
-        or (isinstance(module, nn.Linear) and sizes.get(f"{name}.weight", module.weight.shape) != module.weight.shape)
-    ]
+    linears = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    narrower = [module for name, module in linears if shapes.get(name) != module.weight.shape]
     found = blocks_of(model, [*low_rank, *narrower]) or low_rank
     return [name for name, module in model.named_modules() if module in found]
 
 
 @contextmanager
-def outputs_of(model: nn.Module, names: Sequence[str]) -> Iterator[list[Tensor]]:
+def recorded_outputs(model: nn.Module, names: Sequence[str]) -> Iterator[list[Tensor]]:
     """Collect the output of each call of these modules within the `with` block in a list, in order.
 
     Raises `ValueError` for a name that the network does not have.

@@ -151,19 +151,16 @@ def recover(
         raise ValueError("this result does not hold the original network: give original=")
     given = Data.of(data, original, "recovery")
     refuse_unreadable(original, given, precision_of(original))
-    parts = given.divided()
-    error = output_error or result.output_error or default_error(original, parts[0])
-    network, recovery, after = recipe.distill(result.model, original, parts, error, cache)
-    method, quality = result.summary.method, result.summary.quality
-    method = replace(method, seconds={**method.seconds, "recovery": recovery.seconds - recovery.seconds_before})
-    quality = replace(quality, recovery=recovery, distance=after, predicted=None)
+    work, held_out = given.divided()
+    error = output_error or result.output_error or default_error(original, work)
+    network, recovery, after = recipe.distill(result.model, original, (work, held_out), error, cache)
+    seconds = {**result.summary.seconds, "recovery": recovery.seconds - recovery.seconds_before}
     return replace(
-        result,
+        result.with_summary(seconds=seconds, recovery=recovery, distance=after, predicted=None),
         model=copy_with(network) if network is result.model else network,
         original=original,
         output_error=error,
-        held_out=parts[1],
-        summary=replace(result.summary, method=method, quality=quality),
+        held_out=held_out,
     )
 
 

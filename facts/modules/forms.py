@@ -295,6 +295,12 @@ PLAIN = Plain()
 FORMS: dict[FormName, type[Form]] = {"plain": Plain, "pivoted": Pivoted}
 
 
+def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
+    """Choose pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
+    types = {precision, *(parameter.dtype for parameter in model.parameters())}
+    return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"
+
+
 def form_named(name: FormName, precision: torch.dtype) -> Form:
     """The form with a name. Raises `ValueError`, which lists the choices, for an unknown one."""
     if name not in FORMS:

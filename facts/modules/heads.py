@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.modules.lowrank import LowRankLayer, own_parameter
+from facts.modules.lowrank import LayersOfHeads, LowRankLayer, own_parameter
 
 
 class PaddedHeads(nn.Module):
@@ -62,32 +62,12 @@ class GroupedProduct(LowRankLayer):
         return torch.einsum("...hr,hmr->...hm", F.linear(x, self.right), self.left)
 
 
-class Cores(nn.ModuleList):
-    """Linear layers within H heads, `[..., H, n]` to `[..., H, m]`: one for each head, or for each group of heads."""
-
-    def __init__(self, cores: list[LowRankLayer], num_heads: int):
-        super().__init__(cores)
-        self.in_features, self.num_heads = cores[0].in_features, num_heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        groups = x.unflatten(-2, (len(self), -1)).unbind(-3)
-        return torch.cat([core(group) for core, group in zip(self, groups, strict=True)], dim=-2)
-
-    def at_once(self, x: Tensor) -> Tensor:
-        """Compute the same without calling the layers."""
-        factors = zip(*(core.factors() for core in self), strict=True)
-        left, right = (torch.stack(each) for each in factors)
-        weights = torch.einsum("g...mr,grn->g...mn", left, right).flatten(0, -3)
-        outputs = torch.einsum("...hn,hmn->...hm", x, weights)
-        return outputs if self[0].bias is None else outputs + torch.stack([core.bias for core in self]).to(outputs)
-
-
 class ScoreCores(nn.Module):
     """A projection whose outputs begin with the queries, followed by each head's core."""
 
     def __init__(self, projection: nn.Module, cores: list[LowRankLayer]):
         super().__init__()
-        self.projection, self.heads = projection, Cores(cores, len(cores))
+        self.projection, self.heads = projection, LayersOfHeads(cores, len(cores))
         self.padded = projection.padded if isinstance(projection, PaddedHeads) else self.heads.in_features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +84,7 @@ class OutputCores(nn.Module):
 
     def __init__(self, projection: nn.Linear, cores: list[LowRankLayer], num_heads: int):
         super().__init__()
-        self.projection, self.heads = projection, Cores(cores, num_heads)
+        self.projection, self.heads = projection, LayersOfHeads(cores, num_heads)
 
     def forward(self, mixed: Tensor) -> Tensor:
         heads = mixed.unflatten(-1, (self.heads.num_heads, -1))

@@ -58,6 +58,26 @@ class LowRankLinear(LowRankLayer):
         return linear(F.linear(x, self.right), self.left, self.bias)
 
 
+class LayersOfHeads(nn.ModuleList):
+    """Linear layers within H heads, `[..., H, n]` to `[..., H, m]`: one for each head, or for each group of heads."""
+
+    def __init__(self, layers: list[LowRankLayer], num_heads: int):
+        super().__init__(layers)
+        self.in_features, self.num_heads = layers[0].in_features, num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.unflatten(-2, (len(self), -1)).unbind(-3)
+        return torch.cat([layer(group) for layer, group in zip(self, groups, strict=True)], dim=-2)
+
+    def at_once(self, x: Tensor) -> Tensor:
+        """Compute the same without calling the layers."""
+        factors = zip(*(layer.factors() for layer in self), strict=True)
+        left, right = (torch.stack(each) for each in factors)
+        weights = torch.einsum("g...mr,grn->g...mn", left, right).flatten(0, -3)
+        outputs = torch.einsum("...hn,hmn->...hm", x, weights)
+        return outputs if self[0].bias is None else outputs + torch.stack([layer.bias for layer in self]).to(outputs)
+
+
 LinearLayer = nn.Linear | LowRankLayer
 Layer = TypeVar("Layer", nn.Linear, LowRankLayer)
 

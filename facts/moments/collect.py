@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.modules.heads import Cores
-from facts.modules.lowrank import LinearLayer
+from facts.modules.lowrank import LayersOfHeads, LinearLayer
 from facts.modules.networks import replaced_forwards
 from facts.moments.batch import LayerBatch, at_least_float32
 from facts.moments.data_pass import DataPass, within_memory
@@ -149,12 +148,12 @@ class MomentPass:
 
     def __post_init__(self) -> None:
         self.elsewhere: set[tuple[Moment, str]] = set()
-        self.cores = {
+        self.heads = {
             name: module
             for name, module in self.model.named_modules()
-            if isinstance(module, Cores) and set(module) <= set(self.layers.values())
+            if isinstance(module, LayersOfHeads) and set(module) <= set(self.layers.values())
         }
-        owners = {core: name for name, cores in self.cores.items() for core in cores}
+        owners = {layer: name for name, heads in self.heads.items() for layer in heads}
         self.called: dict[str, list[str]] = defaultdict(list)  # layers by the module that is called
         for name, layer in self.layers.items():
             self.called[owners.get(layer, name)].append(name)
@@ -166,7 +165,7 @@ class MomentPass:
     def run(self, calibration: Batches) -> dict[Moment, dict[str, Any]]:
         """Run the pass over all processes; return the finished moments, by moment and layer."""
         needs_grads = any(moment.needs_grads for moment in self.moments)
-        modules = {**self.layers, **self.cores}
+        modules = {**self.layers, **self.heads}
         called = {name: modules[name] for name in self.called}
         settings = self.loss, self.precision, needs_grads, self.num_parts
         data_pass = DataPass(self.model, called, self._add, *settings)
@@ -176,7 +175,7 @@ class MomentPass:
             for total in totals.values()
             for tensor in moment.reducible(total, data_pass.next_sample)
         )
-        with replaced_forwards({cores: cores.at_once for cores in self.cores.values()}):
+        with replaced_forwards({heads: heads.at_once for heads in self.heads.values()}):
             data_pass.run(calibration, "calibration", sums)
         return {
             moment: {
@@ -188,14 +187,14 @@ class MomentPass:
         }
 
     def _by_layer(self, name: str, total: Any) -> Iterable[tuple[str, Any]]:
-        return zip(self.called[name], zip(*total, strict=True), strict=True) if name in self.cores else [(name, total)]
+        return zip(self.called[name], zip(*total, strict=True), strict=True) if name in self.heads else [(name, total)]
 
     def _add(self, name: str, batch: LayerBatch) -> None:
         layers = self.called[name]
         if layers[0] in self.append_one:
             batch = batch.with_one()
-        if name in self.cores:
-            batch = batch.of_heads(len(layers), self.cores[name].num_heads)
+        if name in self.heads:
+            batch = batch.of_heads(len(layers), self.heads[name].num_heads)
         for moment, totals in self.totals.items():
             for each, own in [(name, batch)] if name in totals else zip(layers, batch.heads, strict=True):
                 self._add_to(moment, each, own)
@@ -224,7 +223,7 @@ class MomentPass:
         return self._init_state(moment, name, weight.device)
 
     def _init_state(self, moment: Moment, name: str, device: torch.device) -> Any:
-        if name in self.cores:
+        if name in self.heads:
             states = (self._init_state(moment, layer, device) for layer in self.called[name])
             return tuple(map(torch.stack, zip(*states, strict=True)))
         weight = next(self.layers[name].parameters())

@@ -199,7 +199,7 @@ class SampledFeatures(SampledTargets):
         super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        tensors = tensors_of(outputs, self.names)
+        tensors = output_tensors(outputs, self.names)
         losses = []
         for values, scale in zip(map(features_last, tensors), self.scales, strict=True):
             generator = self.generator(values)
@@ -221,7 +221,7 @@ def scales_of(
     device, sums = next(model.parameters()).device, list[Tensor]()
     with torch.no_grad(), evaluating(model), autocast(device, precision):
         for inputs, _ in batches:
-            tensors = tensors_of(run(model, to_device(inputs, device)), names)
+            tensors = output_tensors(run(model, to_device(inputs, device)), names)
             rows = [features_last(values).flatten(0, -2).double() for values in tensors]
             own = [torch.stack([torch.ones_like(row[0]) * len(row), row.sum(0), row.square().sum(0)]) for row in rows]
             sums = [total + new for total, new in zip(sums, own, strict=True)] if sums else own
@@ -289,7 +289,7 @@ class SquaredError:
         self.__qualname__ = ", ".join(["squared_error", *self.names, *([] if scale is None else [f"{scale:.9g}"])])
 
     def __call__(self, original: Any, changed: Any) -> Tensor:
-        pairs = zip(tensors_of(original, self.names), tensors_of(changed, self.names), strict=True)
+        pairs = zip(output_tensors(original, self.names), output_tensors(changed, self.names), strict=True)
         if self.scale is not None:
             errors = [((after.double() - before.double()) / self.scale).square().sum() for before, after in pairs]
         else:
@@ -305,7 +305,7 @@ def _relative_error(original: Tensor, changed: Tensor) -> Tensor:
 squared_error = SquaredError()
 
 
-def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
+def output_tensors(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
     """Find the tensors of real numbers among outputs, or those with these names. Raises `ValueError` without any."""
     if names:
         known = list(outputs) if isinstance(outputs, Mapping) else []

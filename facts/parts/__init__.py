@@ -51,7 +51,7 @@ def find(
                 free.difference_update(names)
     found = [kind.find(model, owner, probe.calls.get(owner)) for owner, kind in reversed(candidates)]
     if any(each.changes for each in found) and not _are_separate(model, found, probe):
-        found = [each if _are_separate(model, [each], probe) else each.left(USED_ELSEWHERE) for each in found]
+        found = [each if _are_separate(model, [each], probe) else each.without_parts(USED_ELSEWHERE) for each in found]
     reasons = {layer: reason for each in found for layer, reason in each.reasons.items()}
     parts = [part for each in found for part in each.parts]
     taken = {layer for part in parts for layer in part.layers}

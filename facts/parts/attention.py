@@ -24,7 +24,7 @@ from facts.parts.base import NOT_CALLED, Found, Kind, Part, Problem, Unit, centr
 
 NO_PRODUCTS = "attention with more than products of its layers (a rotation, a norm, a hook) or with a fixed width"
 
-NEAR_SINGULAR = 1e-6  # of a Cholesky factor's diagonal: its square is far from float64's rounding
+LEAST_PIVOT = 1e-6  # of a Cholesky factor's diagonal: its square is far from float64's rounding
 NEWTON_STEPS = 10  # enough for condition numbers of 1e6 and more
 
 # Names of the projections and settings in timm, PyTorch (as `LinearAttention`), and transformers.
@@ -156,7 +156,7 @@ def polar(rows: Tensor) -> tuple[Tensor, Tensor]:
     exact = rows.double()
     first, failed = torch.linalg.cholesky_ex(exact @ exact.mT)
     sizes = first.diagonal(dim1=-2, dim2=-1)
-    if not ((failed == 0) & (sizes.amin(dim=-1) > NEAR_SINGULAR * sizes.amax(dim=-1))).all():
+    if not ((failed == 0) & (sizes.amin(dim=-1) > LEAST_PIVOT * sizes.amax(dim=-1))).all():
         u, s, vh = torch.linalg.svd(exact, full_matrices=False)
         return ((u * s[..., None, :]) @ u.mT).to(rows), (u @ vh).to(rows)
     basis = torch.linalg.solve_triangular(first, exact, upper=False)
@@ -214,6 +214,9 @@ class HeadsUnit(Unit):
         attention = model.get_submodule(self.owner)
         heads, chosen = Heads.of(attention), weights and [weights[linear] for linear in self.linears]
         put_heads(attention, self.narrowed(heads, chosen, rank) if chosen else self.emptied(heads, rank))
+
+    def loads_without_facts(self) -> bool:
+        return True
 
     @abstractmethod
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:

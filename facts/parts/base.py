@@ -162,6 +162,10 @@ class Part(ABC):
     def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
         """Change a network to this rank, with the decompositions of `linears` or, if None, with empty weights."""
 
+    def loads_without_facts(self) -> bool:
+        """Whether the code in `facts/saving/standalone.py` can put it."""
+        return False
+
     def rewrite(self, network: nn.Module, names: Collection[str]) -> None:  # noqa: B027 - some linears are called already
         """Let a copy of the network call the linears of this part, given the names of all parts."""
 
@@ -234,7 +238,7 @@ class Found:
     changes: tuple["Change", ...] = ()
     within: str = ""
 
-    def left(self, reason: str) -> "Found":
+    def without_parts(self, reason: str) -> "Found":
         """The same with no parts, for a reason."""
         names = [name for part in self.parts for name in part.layers or (part.name,)]
         return Found(reasons=self.reasons | dict.fromkeys(names, reason))
@@ -249,6 +253,10 @@ class Kind(ABC):
         None finds out, by the rows of modules' inputs that are `constant` (`Probe`).
         """
         return self
+
+    def sample(self, inputs: Any) -> Any:
+        """The inputs with which a network runs for its parts to be found."""
+        return inputs
 
     @abstractmethod
     def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:

@@ -77,6 +77,9 @@ class HiddenUnit(Unit):
         kept = decomposition.order[:rank].to(down.weight.device).sort().values
         keep_hidden(mlp, roles, kept, left @ right[:, kept], decomposition.bias(down, rank))
 
+    def loads_without_facts(self) -> bool:
+        return True
+
     def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
         """Store only the triangle of the right factor; with the weight, it gives the left one."""
         triangle = decomposition.right[:, decomposition.order]

@@ -185,6 +185,9 @@ class Merging(Part):
         for each in merges:
             each.state, each.is_first, each.is_last = merges[0].state, each is merges[0], each is merges[-1]
 
+    def loads_without_facts(self) -> bool:
+        return self.entry == "norm2" and self.num_directions > 0
+
     def rewrite(self, network: nn.Module, names: Collection[str]) -> None:
         taken = {place % self.tokens for place in self.places}
         free = [place for place in range(self.tokens) if place not in taken]
@@ -253,6 +256,16 @@ class TokensOfBlocks(Kind):
 
     def protecting(self, protected: int | None, constant: Mapping[str, Any] | None) -> Self:
         return type(self)(protected, constant)
+
+    def sample(self, inputs: Any) -> Any:
+        """The same inputs with a token masked (not the last), if a mask masks none: a later sample's may."""
+        if not isinstance(inputs, Mapping):
+            return inputs
+        masks = {name: each.clone() for name, each in inputs.items() if "mask" in name and isinstance(each, Tensor)}
+        for mask in masks.values():
+            if mask.ndim == 2 and mask.shape[1] > 2 and mask.all():
+                mask[:, -2] = 0
+        return {**inputs, **masks}
 
     def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
         return [] if any(True for _ in module.children()) else None

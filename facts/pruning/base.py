@@ -50,10 +50,6 @@ class PruningProblem:
             raise ValueError("pruning needs calibration data: an iterable of (inputs, targets) batches")
 
     @property
-    def model(self) -> nn.Module:
-        return self.prepared.model
-
-    @property
     def batches(self) -> Iterable[tuple[Any, Any]]:
         return self.prepared.data or ()
 
@@ -69,7 +65,7 @@ class PruningProblem:
 
     @cached_property
     def dense(self) -> int:
-        return self.spent(self.model)
+        return self.spent(self.prepared.model)
 
     @cached_property
     def budget(self) -> int:
@@ -113,7 +109,7 @@ class Pruner(ABC):
 
         Raises `ValueError` for a network that the method does not support and for a budget that it cannot reach.
         """
-        model = copy.deepcopy(problem.model).eval()
+        model = copy.deepcopy(problem.prepared.model).eval()
         return model if problem.dense <= problem.budget else self.narrowed(problem, model)
 
     @abstractmethod

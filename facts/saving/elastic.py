@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from facts.calibration.outputs import FEW, Distance
+from facts.calibration.outputs import ENOUGH, Distance
 from facts.calibration.prepared_model import Execution, PreparedModel
 from facts.cost.count import count_flops
 from facts.decomposition.truncation import Decomposition
@@ -24,7 +24,7 @@ from facts.modules.forms import FORMS
 from facts.modules.networks import type_of, without_autocast
 from facts.parts import kinds_of, linked, part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS, Description
-from facts.result import CompressionResult, Costs, Method, Quality, Summary
+from facts.result import CompressionResult, Summary, count_costs
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.save import save_compressed, target_folder, write_card
 from facts.saving.structure import read_header, refuse_unsavable
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
 NUM_TURNS = 3  # of a measurement of latency
 MOST_INPUTS = 2**24  # values of one sample
+OF_ALL_BUDGETS = ("estimator", "search", "parts", "widths", "tokens")  # fields of a summary
 # Errors of files that do not fit.
 UNFIT = (AssertionError, AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
 
@@ -66,13 +67,13 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         found = search.allocate(problem)
         problem = replace(problem, sensitivity=None)  # a cut has no data either
     curve = tuple(_curve(problem, search, found.offered)) if found.predicted is not None else ()
-    plan, made = dict.fromkeys(prepared.parts), result.summary.method
-    costs = Costs.of(replace(problem, bounds={}), plan, prepared.model, latency={})
-    costs = replace(costs, sizes=(result.summary.costs.sizes[0], costs.sizes[1]))  # of the original as it is stored
-    repaired = {name: each.num_repaired for name, each in decompositions.items() if each.num_repaired}
-    # A method without what belongs to one budget.
-    method = Method(made.estimator, made.search, made.parts, made.widths, made.tokens, repaired=repaired)
-    dense = replace(result, model=prepared.apply(plan, {}), plan=plan, summary=Summary(costs, method, Quality()))
+    plan, made = dict.fromkeys(prepared.parts), result.summary
+    summary = Summary(
+        **count_costs(replace(problem, bounds={}), plan, prepared.model, made.sizes[0]),
+        **{name: getattr(made, name) for name in OF_ALL_BUDGETS},
+        repaired={name: each.num_repaired for name, each in decompositions.items() if each.num_repaired},
+    )
+    dense = replace(result, model=prepared.apply(plan, {}), plan=plan, summary=summary)
     save_compressed(dense, folder)
     tensors = {
         f"{name}/{field}": tensor.cpu().contiguous()
@@ -141,17 +142,13 @@ def cut(dense: CompressionResult, fingerprint: str, folder: Path, budget: Budget
     predicted = solution.error if solution and content.curve else None
     if predicted and content.information:
         share = predicted / content.information
-        if Distance(predicted, share, FEW).is_too_far:
+        if Distance(predicted, share, ENOUGH).is_too_far:
             lost = f"{min(1, share):.0%} of the original's information"
             log.warning("this cut is predicted to lose %s: allow more, or recover it with `facts recover`", lost)
     form = content.form if prepared.single_layers else "plain"
-    costs = Costs.of(problem, plan, model, latency)
-    summary = Summary(
-        replace(costs, sizes=(dense.summary.costs.sizes[0], costs.sizes[1])),
-        replace(dense.summary.method, form=form),
-        Quality(predicted=predicted),
-    )
-    return replace(dense, model=model.eval(), plan=plan, summary=summary)
+    costs = count_costs(problem, plan, model, dense.summary.sizes[0])
+    dense = dense.with_summary(**costs, latency=latency, form=form, predicted=predicted)
+    return replace(dense, model=model.eval(), plan=plan)
 
 
 def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> AllocationProblem:

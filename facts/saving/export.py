@@ -79,7 +79,7 @@ def export_onnx(
         program.save(written := Path(temporary, "model.onnx") if samples else staged)
         if samples:
             _quantize(written, samples, staged)
-        return checked(model, onnx_call(staged), example, samples)
+        return verified(model, onnx_call(staged), example, samples)
 
 
 def refuse_other_endings(path: Path | str, *endings: str) -> None:
@@ -215,7 +215,7 @@ def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[T
 
 
 @torch.no_grad()
-def checked(model: nn.Module, exported: Call, example: Tensor, samples: list[Tensor]) -> float:
+def verified(model: nn.Module, exported: Call, example: Tensor, samples: list[Tensor]) -> float:
     """Return the relative squared error in int8 on the first samples `[1, ...]`; without samples, 0 after `_compare`.
 
     Raises `ValueError` if the outputs are too far off.
@@ -287,7 +287,7 @@ def export_openvino(
                 raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")
         else:
             openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
-        return checked(model, openvino_call(staged), example, samples)
+        return verified(model, openvino_call(staged), example, samples)
 
 
 def import_openvino(int8: bool = False) -> Any:

@@ -30,7 +30,7 @@ from facts.utils.hub import REPOSITORY, offline, refusal
 
 DATA = ["model.safetensors", "elastic.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]  # fetched from the Hub
 DENSE_PER_SAVED = 16  # far more parameters than any network registers per tensor in its file
-HIDDEN = (".git", ".cache")  # folders of git and of Hugging Face's hub, which are never read
+UNREAD = (".git", ".cache")  # folders of git and of Hugging Face's hub, which are never read
 SETTINGS = ("config.json", "map.json")  # name endings of the files that transformers reads
 REFERENCES = re.compile("auto_map|custom_generate|init_inputs|fast_tokenizer_files|.*_(file|path|dir)")  # their keys
 MOST_PARSED = 2**22  # bytes of a JSON file that is parsed here, which takes thirteen times as much memory
@@ -70,7 +70,7 @@ def load_compressed(
     else:
         model = _given(model)
         sketch = skeleton(model)
-    planned = manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described
+    planned = manifest.summary.parts, manifest.plan, manifest.layouts, manifest.described
     sketch = emptied(sketch, *planned)
     refuse_misfits(misfits(sketch, header), sketch, weights)
     refuse_large_buffers(sketch, weights.stat().st_size)
@@ -82,7 +82,7 @@ def load_compressed(
         model = emptied(build_recipe(recipe) if model is None else model, *planned)
     convert(model, tensors, manifest.buffers)
     _fill(model, tensors)
-    shape = manifest.summary.costs.input_shape
+    shape = manifest.summary.input_shape
     if is_transformers(model):
         read_processors(model, folder)
     elif shape and len(shape) == 4:  # of images that it was compressed for, perhaps not the published size
@@ -142,7 +142,7 @@ def refuse_harmful_files(folder: Path) -> None:
         for path in (Path(place, name) for name in sorted(folders + files)):
             if fault := _link(path, folder) or _unfit(path) or _reference(path):
                 raise ValueError(f"{path} {fault}")
-        folders[:] = sorted(name for name in folders if name not in HIDDEN)
+        folders[:] = sorted(name for name in folders if name not in UNREAD)
 
 
 def _link(path: Path, folder: Path) -> str | None:

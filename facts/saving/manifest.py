@@ -27,12 +27,13 @@ MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion para
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
+GROUPS = ("costs", "method", "quality")
 
 
 def as_summary(found: Any) -> Summary:
-    """Read a summary, also one by earlier code, whose fields are side by side: each group takes those that it knows."""
-    if isinstance(found, dict) and "before" in found:
-        found = dict.fromkeys(("costs", "method", "quality"), found)
+    """Read a summary, also one by earlier code, whose fields are in three groups."""
+    if isinstance(found, dict) and all(isinstance(found.get(name), dict) for name in GROUPS):
+        found = {field: value for name in GROUPS for field, value in found[name].items()}
     return TypeAdapter(Summary).validate_python(found)
 
 

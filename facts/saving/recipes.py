@@ -91,7 +91,7 @@ def _rebuilt(recipe: Recipe, result: CompressionResult) -> nn.Module:
     """Build what loading the result by a recipe would give, without values. Raises `ValueError` if it cannot be."""
     with torch.device("meta"):
         dense, model = build_recipe(recipe), result.model
-        return emptied(dense, result.summary.method.parts, result.plan, layouts_of(model), descriptions(model))
+        return emptied(dense, result.summary.parts, result.plan, layouts_of(model), descriptions(model))
 
 
 def _structure(model: nn.Module) -> tuple[dict[str, Any], ...]:

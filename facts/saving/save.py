@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from facts.models.from_transformers import write_processors
 from facts.models.weights import sha256
 from facts.modules.linear_calls import copy_with
-from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
-from facts.parts import descriptions
+from facts.parts import descriptions, part_at
 from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
@@ -93,10 +92,10 @@ def _refuse_no_result(given: Any, caller: str) -> None:
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
     """Write the text of `standalone.py` if it can load the network; otherwise remove an earlier save's."""
-    others = any(isinstance(module, LowRankLayer) for module in model.modules()) or any(
-        each.entry != "norm2" or not each.num_directions for each in manifest.described.values()
-    )
-    if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
+    kinds, put = manifest.summary.parts, [name for name, rank in manifest.plan.items() if rank]
+    parts = (part_at(model, name, kinds, manifest.described) for name in put)
+    has_code = isinstance(model, VisionTransformer) and manifest.recipe and put
+    if has_code and all(part and part.loads_without_facts() for part in parts):
         with replacing(folder / LOADER) as path:
             path.write_bytes(Path(__file__).with_name("standalone.py").read_bytes())
     else:
@@ -147,15 +146,15 @@ def _card(folder: Path, source: str) -> str:
     """Render Markdown with the YAML header of the Hugging Face Hub. Unknown values are left out."""
     manifest = Manifest.read(folder)
     elastic = Elastic.read(folder) if (folder / ELASTIC).exists() else None
-    summary, method, base = manifest.summary, manifest.summary.method, manifest.base_model or {}
+    summary, base = manifest.summary, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
     made = {
         "original": base.get("name"),
         "its weights": base.get("source") and f"{base['source']}, SHA-256 {base.get('sha256', 'unknown')}",
         "licence": base.get("repository") and f"the original's, see https://huggingface.co/{base['repository']}",
-        "method": manifest.plan and str(method),
+        "method": manifest.plan and summary.method,
         "budget": ", ".join(
-            f"{ratio:.4g} of the {cost} of the compressed parts" for cost, ratio in summary.costs.bounds.items()
+            f"{ratio:.4g} of the {cost} of the compressed parts" for cost, ratio in summary.bounds.items()
         ),
         "recovery": summary.recovery,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
@@ -164,7 +163,7 @@ def _card(folder: Path, source: str) -> str:
     dense = "" if manifest.recipe else ", model=dense"  # without a recipe, the reader provides the dense network
     cut = ", ratio=0.6" if elastic else ""
     code = f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}{cut}).model\n```'
-    if "16" in summary.costs.sizes[1].types:
+    if "16" in summary.sizes[1].types:
         code += "\n\nThe weights are in half precision: `network.float()` computes with them in float32."
     if elastic and elastic.curve:
         headers = (f"FLOPs of the {elastic.parts}", "predicted distance of the outputs")
@@ -176,7 +175,7 @@ def _card(folder: Path, source: str) -> str:
 
 
 def _table(manifest: Manifest, num_bytes: int) -> str:
-    before, after, latency = manifest.summary.before, manifest.summary.after, manifest.summary.costs.latency
+    before, after, latency = manifest.summary.before, manifest.summary.after, manifest.summary.latency
     batch = f" of a batch of {latency['samples']:.0f}" if "samples" in latency else ""
     costs = [
         ("FLOPs (G)", before.flops, after.flops, 1e9),

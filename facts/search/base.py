@@ -58,7 +58,7 @@ class AllocationProblem:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self.prepared.device
 
     @cached_property
     def cache(self) -> Cache | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
+from facts.calibration.prepared_model import PreparedModel
 from facts.modules.networks import autocast, frozen, replaced_forwards, run
 from facts.moments.losses import on_given_labels
 from facts.search.base import AllocationProblem, Search
@@ -117,15 +118,14 @@ class TrainedLayer:
         return torch.einsum("...hn,hmn->...hm", x, weight)  # heads that share their values, without a bias
 
 
-def outputs_of(problem: AllocationProblem, inputs: Any) -> Any:
-    """Compute the outputs of the network in its current state."""
-    with autocast(problem.device, problem.prepared.execution.precision):
-        return run(problem.prepared.rewritten, to_device(inputs, problem.device))
+def current_outputs(prepared: PreparedModel, inputs: Any) -> Any:
+    """Compute the outputs of the rewritten network in its current state."""
+    with autocast(prepared.device, prepared.execution.precision):
+        return run(prepared.rewritten, to_device(inputs, prepared.device))
 
 
-def task_loss(problem: AllocationProblem, batch: Batch) -> Tensor:
-    """Compute the mean loss over a batch's samples for the network in its current state."""
-    inputs, targets = to_device(batch, problem.device)
-    with autocast(problem.device, problem.prepared.execution.precision):
-        loss = on_given_labels(problem.prepared.loss)
-        return loss(run(problem.prepared.rewritten, inputs), targets) / batch_size(inputs)
+def current_loss(prepared: PreparedModel, batch: Batch) -> Tensor:
+    """Compute the mean loss over a batch's samples for the rewritten network in its current state."""
+    inputs, targets = to_device(batch, prepared.device)
+    with autocast(prepared.device, prepared.execution.precision):
+        return on_given_labels(prepared.loss)(run(prepared.rewritten, inputs), targets) / batch_size(inputs)

@@ -92,7 +92,7 @@ class ClassLogits(Task):
         return kl_divergence(original, changed)
 
 
-def settings_of(task: Task) -> dict[str, Any]:
+def fields_of(task: Task) -> dict[str, Any]:
     """The fields that a result depends on: all but the location of the data and the number of workers."""
     return {each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("root", "num_workers")}
 

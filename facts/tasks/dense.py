@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from facts.models.openmmlab import Features
 from facts.models.weights import sha256
 from facts.moments.losses import kl_divergence
-from facts.tasks.base import Evaluation, Task, by_workers, chosen_indices_of, pass_over, settings_of
+from facts.tasks.base import Evaluation, Task, by_workers, chosen_indices_of, fields_of, pass_over
 from facts.utils.batches import Groups, NumberedBatches
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
@@ -112,7 +112,7 @@ class DensePrediction(Task):
         settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
         return content_key(
             self.files_key,
-            settings_of(self),
+            fields_of(self),
             [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std],
         )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import facts
-from facts.analysis import CrossMoments, FisherSimilarity, Subject
+from facts.analysis import AnalysisInputs, CrossMoments, FisherSimilarity
 from facts.analysis.fisher import groups_within
 from facts.estimators import ESTIMATORS, FACTS
 from facts.estimators.whitening import shrink
@@ -29,10 +29,10 @@ def data():
     return model, calibration, held_out, *samples
 
 
-def subject(data, estimator, **settings):
+def inputs_of(data, estimator, **settings):
     model, calibration, held_out, *_ = data
     prepared = facts.prepare(model, calibration, held_out=(), **settings)
-    return Subject(prepared=prepared, held_out=prepared.on(held_out), estimator=estimator)
+    return AnalysisInputs(prepared=prepared, held_out=prepared.on(held_out), estimator=estimator)
 
 
 def exact(data, name, layer, shrinkage=(0.0, 0.0)):
@@ -46,7 +46,7 @@ def exact(data, name, layer, shrinkage=(0.0, 0.0)):
 @pytest.mark.parametrize("name", ["facts", "kfac_reduce", "gfwsvd", "fwsvd"])
 def test_every_layer_lies_near_its_dense_cosine(data, name):
     """Within four standard errors, which are neither much too large nor too small; the mean over layers too."""
-    findings = FisherSimilarity(num_probes=NUM_PROBES).run(subject(data, ESTIMATORS[name]()))
+    findings = FisherSimilarity(num_probes=NUM_PROBES).run(inputs_of(data, ESTIMATORS[name]()))
     expected = {layer: exact(data, name, layer) for layer in LAYERS}
     found = findings.values
     scores = [(found[layer]["cosine"] - expected[layer]) / found[layer]["cosine_error"] for layer in LAYERS]
@@ -56,10 +56,10 @@ def test_every_layer_lies_near_its_dense_cosine(data, name):
 
 
 def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypatch):
-    plain = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
+    plain = FisherSimilarity(num_probes=8).run(inputs_of(data, FACTS()))
     monkeypatch.setattr("facts.analysis.fisher.MAX_VALUES", 8 * 150)
     for _ in range(2):
-        again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), execution=facts.Execution(cache=tmp_path)))
+        again = FisherSimilarity(num_probes=8).run(inputs_of(data, FACTS(), execution=facts.Execution(cache=tmp_path)))
         assert again.metrics == pytest.approx(plain.metrics, rel=1e-9)
     assert list(tmp_path.rglob("FisherProducts*"))
     layers = {str(size): torch.nn.Linear(size, 1, bias=False) for size in (3, 4, 9, 1, 2)}
@@ -70,7 +70,7 @@ def test_a_layer_without_gradients_is_named():
     ignoring = Net(lambda net, x: net.used(x) + 0 * net.ignored(x), **linears("used", "ignored"))
     batches = [(torch.randn(4, 12), torch.randint(12, (4,)))]
     prepared = facts.prepare(ignoring, batches, held_out=())
-    wanted = Subject(prepared=prepared, held_out=prepared, estimator=ESTIMATORS["svd_llm"]())
+    wanted = AnalysisInputs(prepared=prepared, held_out=prepared, estimator=ESTIMATORS["svd_llm"]())
     with pytest.raises(ValueError, match="layer ignored: the cosine is not defined"):
         FisherSimilarity(num_probes=2).run(wanted)
     nothing = dict.fromkeys(("operator", "operator_error", "input_side", "grad_side"), 0.0)
@@ -89,7 +89,7 @@ def found():
 
 def held_out_alone(model, batches, compressed=None):
     held_out = facts.prepare(model, batches, held_out=())
-    return Subject(prepared=replace(held_out, data=None), held_out=held_out, compressed=compressed)
+    return AnalysisInputs(prepared=replace(held_out, data=None), held_out=held_out, compressed=compressed)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import facts
-from facts.analysis import Subject, Throughput
+from facts.analysis import AnalysisInputs, Throughput
 from facts.analysis.throughput import make_variant
 from facts.cost.count import count_params
 from facts.cost.timing import TimingPolicy, batch_seconds
@@ -31,8 +31,8 @@ def compressed(model):
 
 def findings(model, compressed, **fields):
     held_out = facts.prepare(model, image_batches([2], dtype=next(model.parameters()).dtype))
-    subject = Subject(prepared=replace(held_out, data=None), held_out=held_out, compressed=compressed)
-    return Throughput(batch_size=4, timing=QUICK, **fields).run(subject)
+    inputs = AnalysisInputs(prepared=replace(held_out, data=None), held_out=held_out, compressed=compressed)
+    return Throughput(batch_size=4, timing=QUICK, **fields).run(inputs)
 
 
 def test_findings_with_variants(model, compressed):

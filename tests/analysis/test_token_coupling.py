@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 import facts
-from facts.analysis import Subject, TokenCoupling
+from facts.analysis import AnalysisInputs, TokenCoupling
 from facts.analysis.token_coupling import TokenStore, cross_token_coupling, distance_correlations
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
@@ -102,7 +102,7 @@ def test_distance_correlations_are_those_of_the_definition():
 def test_findings_of_a_layer(layer):
     """The network's `vector` sees one token, so it has no pairs."""
     prepared = facts.prepare(make_model(), image_batches([20, 15]), held_out=())
-    findings = TokenCoupling(layer=layer).run(Subject(prepared=prepared, held_out=prepared))
+    findings = TokenCoupling(layer=layer).run(AnalysisInputs(prepared=prepared, held_out=prepared))
     coupling = torch.tensor(findings.values["coupling"], dtype=torch.float64)
     tokens = 16 if layer == "tokens" else 1
     assert coupling.shape == (tokens, tokens) and findings.values["num_samples"] == 35

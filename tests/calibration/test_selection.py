@@ -75,7 +75,7 @@ def test_a_network_that_looks_at_values(vectors, caplog):
     result = facts.compress(model, vectors, **UNIFORM)
     assert "no FLOPs: Net does not run on the meta device" in caplog.text
     assert result.summary.before.flops is None
-    assert result.summary.costs.budget["flops"] == 2 * 12 * 16 // 2
+    assert result.summary.budget["flops"] == 2 * 12 * 16 // 2
     assert result.plan["layer"] == 3
     with pytest.raises(RuntimeError, match="meta"):  # without data there is no other way
         facts.prepare(model, input_shape=(1, 12))

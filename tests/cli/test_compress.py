@@ -21,7 +21,7 @@ def test_the_result_is_printed_measured_and_saved(compressed):
     assert "units narrower" in result.output and "top1" in result.output
     assert f"saved to {folder}" in result.output
     description = saved(folder)
-    costs = description["summary"]["costs"]
+    costs = description["summary"]
     assert 0.35 < costs["spent"]["flops"] / costs["budget"]["flops"] * 0.4 <= 0.4
     assert {*description["metrics"]["top1"]} == {"original", "compressed"}
     assert facts.load_compressed(folder).model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
@@ -40,9 +40,9 @@ def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
     options += ["--seed", 2, "--batch-size", 5, "--cache", tmp_path / "cache"]
     result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
     assert "top1" in result.output
-    costs, method, _ = saved(tmp_path / "vit")["summary"].values()
-    assert method["estimator"].startswith("SVDLLM(") and method["search"].startswith("MemViTSearch(")
-    assert 0.8 * 7e4 < costs["after"]["params"] <= 7e4
+    summary = saved(tmp_path / "vit")["summary"]
+    assert summary["estimator"].startswith("SVDLLM(") and summary["search"].startswith("MemViTSearch(")
+    assert 0.8 * 7e4 < summary["after"]["params"] <= 7e4
     assert given["budget"] == facts.Budget(params=7e4)
     assert given["execution"] == facts.Execution(cache=tmp_path / "cache")
     ((_, targets),) = given["calibration"]
@@ -64,7 +64,7 @@ def test_the_original_teaches_the_result(run, photos, tmp_path, caplog):
     out = tmp_path / "vit"
     options = ("--recover", 0.05, "--parts", "layers", "--cache", tmp_path / "cache")
     result = run("compress", *VIT, "--data", photos, *options, "--out", out)
-    course = saved(out)["summary"]["quality"]["recovery"]
+    course = saved(out)["summary"]["recovery"]
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
     assert " samples in " in result.output and " samples in " in (out / "README.md").read_text()
     assert ("recovery gained nothing" in caplog.text) == (course["after"] >= course["before"])
@@ -148,7 +148,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
         facts.compress(prepared, ratio=0.001)
     monkeypatch.undo()
     least = float(re.search(r"at least (\S+)", str(error.value))[1])
-    costs = facts.compress(prepared, ratio=least).summary.costs
+    costs = facts.compress(prepared, ratio=least).summary
     assert costs.spent["flops"] <= costs.budget["flops"]
 
 
@@ -202,4 +202,4 @@ def test_a_chart_has_the_defaults_of_compress(run, photos, compressed, tmp_path)
     point, alone = pd.read_csv(tmp_path / "pareto.csv").iloc[1], saved(compressed[1])
     assert (point.estimator, point.search) == ("facts", "default")
     assert point.top1 == alone["metrics"]["top1"]["compressed"]
-    assert (point.flops, point.params) == tuple(alone["summary"]["costs"]["after"].values())
+    assert (point.flops, point.params) == tuple(alone["summary"]["after"].values())

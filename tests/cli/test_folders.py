@@ -25,7 +25,7 @@ class TestEvaluate:
         for found, which, cost in ((after, "compressed", "after"), (before, "original", "before")):
             for name in ("top1", "top1_standard_error"):
                 assert found[name] == description["metrics"][name][which]
-            assert {name: found[name] for name in ("flops", "params")} == description["summary"]["costs"][cost]
+            assert {name: found[name] for name in ("flops", "params")} == description["summary"][cost]
         lines = run("evaluate", folder, *options).stdout.splitlines()
         assert [line.split()[0] for line in lines] == ["top1", "num_samples", "flops", "params"]
         assert lines[0].endswith(f"{after['top1']:.4g} ± {after['top1_standard_error']:.2g}")
@@ -84,7 +84,7 @@ class TestRecover:
         better = run(*recover, "--weights", own).output
         assert "held-out samples" in better
         description = saved(small)
-        assert saved(tmp_path / "better")["summary"]["costs"]["sizes"] == description["summary"]["costs"]["sizes"]
+        assert saved(tmp_path / "better")["summary"]["sizes"] == description["summary"]["sizes"]
         description |= {"base_model": {**description["base_model"], "repository": "a/b"}, "checksum": None}
         (small / "compression.json").write_text(json.dumps(description))
         monkeypatch.setattr(inputs, "fetch", {"a/b": own}.__getitem__)
@@ -140,7 +140,7 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
     for number, options in enumerate([(), ("--params", params)]):
         assert "saved to" in run("cut", tmp_path / "any", *options, "--out", tmp_path / str(number)).output
     half, fewer = (facts.load_compressed(tmp_path / str(number)).summary for number in range(2))
-    assert half.method.parts == "units" and [*half.costs.bounds.values()] == [0.5] and fewer.after.params <= params
+    assert half.parts == "units" and [*half.bounds.values()] == [0.5] and fewer.after.params <= params
     save_file(timm.create_model("tiny_vit", num_classes=3).half().state_dict(), tmp_path / "own.safetensors")
     own = (VIT[0], "--num-classes", 3, "--weights", tmp_path / "own.safetensors", "--num-workers", 0)
     run("compress", *own, *data, "--elastic", "--no-evaluate", "--out", tmp_path / "own")

@@ -58,7 +58,7 @@ class TestNetworks:
             options = ("--data", photos, "--num-workers", 0, "--unseen", "--json")
             found = json.loads(run("evaluate", network, *options).stdout)
             assert found["top1"] == manifest["metrics"]["top1"][which]
-            cost = manifest["summary"]["costs"]["before" if which == "original" else "after"]
+            cost = manifest["summary"]["before" if which == "original" else "after"]
             assert found["flops"] == cost["flops"]
         files = ImageFolder(root=photos).validation_images.names
         images = [Image.open(photos / name).convert("RGB") for name in files]

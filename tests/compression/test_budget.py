@@ -62,7 +62,7 @@ def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, 
     """One rank more, in any layer, would be too much."""
     whole = getattr(facts.count_cost(model, (3, 8, 8)), name)
     allowed = round(share * whole)
-    costs = facts.compress(model, batches, search="cors", budget=Budget(**{name: allowed})).summary.costs
+    costs = facts.compress(model, batches, search="cors", budget=Budget(**{name: allowed})).summary
     before, after = getattr(costs.before, name), getattr(costs.after, name)
     assert after <= allowed
     rest = whole - (before - (after - costs.spent[name]))  # outside the layers
@@ -81,7 +81,7 @@ def test_the_smallest_hundredth_within_an_error_is_found(caplog):
     with caplog.at_level(logging.INFO):
         result = facts.compress(model, IMAGES, budget=Budget(error=error), **OPTIONS)
     assert sum("data pass" in message for message in caplog.messages) == 1
-    found = result.summary.costs.bounds["flops"]
+    found = result.summary.bounds["flops"]
     assert result.summary.distance.mean == pytest.approx(distance_at(found))
     assert result.summary.distance.mean <= error and found <= 0.5
     assert distance_at(round(found - 0.01, 2)) > error
@@ -89,4 +89,4 @@ def test_the_smallest_hundredth_within_an_error_is_found(caplog):
 
 def test_ratios_without_a_plan_are_too_small():
     """CoRS has no rank below a tenth of each layer; the bisection goes on above."""
-    assert compress(10.0, search="cors", estimator="svd_llm").summary.costs.bounds["flops"] < 0.5
+    assert compress(10.0, search="cors", estimator="svd_llm").summary.bounds["flops"] < 0.5

@@ -37,7 +37,7 @@ class TestResult:
         assert result.summary.before.params - result.summary.after.params == before - after
         assert result.summary.after == facts.count_cost(result.model, (3, 8, 8))
         stages = {"reading", "preparation", "decomposition", "search", "latency", "comparison"}
-        assert result.summary.method.seconds.keys() - {"calibration"} == stages  # PELA needs no pass
+        assert result.summary.seconds.keys() - {"calibration"} == stages  # PELA needs no pass
         assert result.model(batches[0][0]).shape == (3, 4)
 
     def test_ratio_one_leaves_everything_dense(self, model, batches):
@@ -74,7 +74,7 @@ class TestResult:
         assert {parameter.dtype for parameter in result.model.parameters()} == {torch.float32}
         assert 0 < relative_error(result.model(images), exact) < 0.05
         half = facts.compress(make_model(torch.bfloat16), estimator="pela", ratio=0.6)
-        assert result.summary.method.form == half.summary.method.form == "plain"
+        assert result.summary.form == half.summary.form == "plain"
 
     def test_a_callers_autocast_changes_nothing(self):
         """Neither the pass nor the choice of pivots."""
@@ -87,8 +87,8 @@ class TestResult:
     def test_repairs_are_counted_by_layer(self, model, batches):
         """One sample leaves SVD-LLM's factor of `vector` with rank one."""
         result = facts.compress(model, [(batches[0][0][:1], batches[0][1][:1])], estimator="svd_llm")
-        assert result.summary.method.repaired["vector"] == 1
-        assert facts.compress(model, batches, estimator="facts").summary.method.repaired == {}
+        assert result.summary.repaired["vector"] == 1
+        assert facts.compress(model, batches, estimator="facts").summary.repaired == {}
 
 
 def own_loss(outputs, targets):
@@ -97,10 +97,10 @@ def own_loss(outputs, targets):
 
 class TestDefaults:
     def test_facts_cors_fisher_and_pivoted_layers(self, model, batches):
-        method = facts.compress(model, batches).summary.method
-        assert method.estimator.startswith("FACTS(") and method.form == "pivoted"
-        assert method.search.startswith("CoRSFisher(") and "labels='sampled'" in method.search
-        assert facts.compress(model, estimator="pela").summary.method.search.startswith("Uniform(")
+        summary = facts.compress(model, batches).summary
+        assert summary.estimator.startswith("FACTS(") and summary.form == "pivoted"
+        assert summary.search.startswith("CoRSFisher(") and "labels='sampled'" in summary.search
+        assert facts.compress(model, estimator="pela").summary.search.startswith("Uniform(")
 
     @pytest.mark.parametrize(
         ("loss", "labels"),
@@ -108,7 +108,7 @@ class TestDefaults:
     )
     def test_a_search_draws_labels_unless_the_loss_takes_those_given(self, model, batches, loss, labels):
         result = facts.compress(model, batches, loss=loss, ratio=0.6)
-        assert f"labels='{labels}'" in result.summary.method.search
+        assert f"labels='{labels}'" in result.summary.search
 
 
 def only_first(**options):
@@ -243,6 +243,5 @@ def test_every_layer_is_accounted_for_and_so_is_a_budget_that_is_left():
     result = facts.compress(network, [torch.randn(3, 64)], ratio=0.5, layers=["0", "2"])
     text = str(result)
     assert result.plan["0"] is None and "left whole: 0 (the search kept them)" in text
-    costs = result.summary.costs
-    kept = costs.spent["flops"] / costs.budget["flops"]
+    kept = result.summary.spent["flops"] / result.summary.budget["flops"]
     assert kept < 0.9 and "no larger plan that fits is predicted to be closer; more samples may tell" in text

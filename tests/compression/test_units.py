@@ -202,12 +202,12 @@ def test_layers_that_are_in_no_unit_say_why():
 @pytest.mark.parametrize("search", ["uniform", "cors", "flar"])
 def test_searches_spend_a_budget_on_units(search):
     result = facts.compress(prepared("vit"), search=search, ratio=0.7)
-    (spent,), (budget,) = result.summary.costs.spent.values(), result.summary.costs.budget.values()
+    (spent,), (budget,) = result.summary.spent.values(), result.summary.budget.values()
     assert 0.7 * budget < spent <= budget
     counted = facts.count_cost(result.model, (3, 16, 16))
     assert (result.summary.after.flops, result.summary.after.params) == (counted.flops, counted.params)
     full = facts.count_cost(result.model, (3, 16, 16), rule="full").flops
-    assert result.summary.costs.full_flops[1] == full < result.summary.costs.full_flops[0]
+    assert result.summary.full_flops[1] == full < result.summary.full_flops[0]
 
 
 @pytest.mark.parametrize("estimator", ["shampoo2", "gfwsvd", "svd_llm", "fwsvd", "pela"])
@@ -246,7 +246,7 @@ def test_mlps_of_convolutions_are_narrowed_and_saved(tmp_path):
     sizes = {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48), "num_classes": 6, "conv_mlp": True}
     model = timm.create_model("convnext_atto", **sizes).eval().double()
     result = facts.compress(model, image_batches([8, 8], shape=(3, 32, 32)), ratio=0.5)
-    assert "stages.0.blocks.0.mlp" in result.summary.method.widths
+    assert "stages.0.blocks.0.mlp" in result.summary.widths
     assert type(result.model.stages[0].blocks[0].mlp.fc1) is nn.Conv2d
     facts.save_compressed(result, tmp_path)
     loaded, images = facts.load_compressed(tmp_path, copy.deepcopy(model)), torch.randn(2, 3, 32, 32).double()

@@ -96,12 +96,12 @@ def test_a_latency_budget_is_kept_and_spent(clock, search, bounds):
     """The share is that of the whole network, whose activations take as long as before."""
     options = {"ratio": 0.7, "cost": "latency", "bounds": bounds, "execution": QUICK}
     result = facts.compress(make_model(), BATCHES, search=search, **options)
-    found = result.summary.costs.latency
+    found = result.summary.latency
     assert found["allowed"] == 0.7 * found["dense"]
     assert found["predicted"] <= found["allowed"] and (bounds or 0.9 * found["allowed"] < found["predicted"])
     assert found["measured"] == pytest.approx(found["predicted"])
     for cost in ("latency", *bounds):
-        assert 0 < result.summary.costs.spent[cost] <= result.summary.costs.budget[cost]
+        assert 0 < result.summary.spent[cost] <= result.summary.budget[cost]
 
 
 @pytest.mark.parametrize(("together", "num_searches"), [(1.0, 1), (1.01, 1), (1.2, 2), (0.8, 2)])
@@ -111,7 +111,7 @@ def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, mon
     monkeypatch.setattr(Uniform, "allocate", lambda *args: searches.append(args) or allocate(*args))
     clock.together = together
     result = facts.compress(make_model(), BATCHES, ratio=0.7, cost="latency", execution=QUICK, **UNIFORM)
-    found = result.summary.costs.latency
+    found = result.summary.latency
     assert len(searches) == num_searches
     assert 0.85 * found["allowed"] < found["predicted"] <= found["allowed"]
     assert found["measured"] == pytest.approx(found["predicted"], rel=0.02)

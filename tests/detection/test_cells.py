@@ -43,7 +43,7 @@ def test_compressed_and_finetuned(cell, column):
     expected = {"detection": {"box_map", "mask_map_75", "gflops"}, "segmentation": {"miou", "mparams"}}
     assert expected[column] <= record.metrics.keys()
     assert all(name.startswith("backbone.") for name in record.plan)
-    assert record.summary["spent"]["flops"] <= record.summary["budget"]["flops"]
+    assert record.summary.spent["flops"] <= record.summary.budget["flops"]
     assert record.seconds.keys() >= {"decomposition", "search", "finetuning", "evaluation"}
 
 

@@ -11,7 +11,7 @@ import experiments.reproduction
 import experiments.runner
 import experiments.workers
 from experiments.config import Experiment
-from experiments.grid import checked, every_experiment
+from experiments.grid import every_experiment, verified
 from experiments.record import unpacked
 from experiments.reproduction import drawings_of
 from experiments.runner import open_cell, run_part, share_data_pass
@@ -67,7 +67,7 @@ GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top
 
 def checked_with(right, wrong):
     content = OmegaConf.create(GOOD.replace(right, wrong))
-    return checked(OmegaConf.merge(OmegaConf.structured(Experiment), content), "mine")
+    return verified(OmegaConf.merge(OmegaConf.structured(Experiment), content), "mine")
 
 
 test_a_table_of_nothing_or_over_another_is_refused_before_any_work = pytest.mark.attack(

@@ -189,7 +189,7 @@ def test_a_record_of_a_device_holds_its_passes_and_its_throughput(make_cell):
 def test_a_network_is_timed_in_another_runtime_beside_the_flops_that_remain(make_cell):
     own = ["model=deit_s", "task=digits", "parts=units", "ratio=0.5", "analysis=runtime", *QUICK]
     record = run_cell(make_cell(*own, "analysis.paper.runtime='PyTorch, bfloat16'"))
-    before, after = record.summary["full_flops"]
+    before, after = record.summary.full_flops
     assert record.metrics["remaining_flops"] == after / before < 1
     assert record.metrics["remaining_time"] == pytest.approx(1 / record.metrics["speedup"])
     assert "PyTorch, bfloat16" in record.identity["analysis"]  # set for the paper's profile, and taken over in mini
@@ -231,5 +231,5 @@ def test_noise_of_rounding(make_cell, monkeypatch, tmp_path):
 
     monkeypatch.setattr(truncation, "square_root", square_root)
     record = run_cell(make_cell(*CELL))
-    assert noisy and any(record.summary["repaired"].values())
+    assert noisy and any(record.summary.repaired.values())
     assert record.metrics["top1"] == pytest.approx(expected, abs=POINTS)

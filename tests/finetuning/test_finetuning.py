@@ -15,7 +15,7 @@ from torch import nn
 import facts
 from experiments.compose import CONF
 from facts.finetuning import Finetuning, finetune
-from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_of
+from facts.finetuning.recipe import compressed_blocks, matching_error, recorded_outputs
 from facts.finetuning.recovery import DistillationData
 from facts.finetuning.training import State, plain_factors
 from facts.modules.forms import FORMS
@@ -219,7 +219,7 @@ def test_the_error_is_a_sum_over_samples_and_blocks():
     changed = compressed(original).model
     names = compressed_blocks(changed, original)
     [(images, _)] = image_batches([5], shape=(3, 16, 16))
-    with outputs_of(original, names) as ours, outputs_of(changed, names) as theirs:
+    with recorded_outputs(original, names) as ours, recorded_outputs(changed, names) as theirs:
         original(images)
         changed(images)
     pairs = [(one[i], other[i]) for one, other in zip(ours, theirs, strict=True) for i in range(5)]
@@ -241,7 +241,7 @@ def test_blocks_come_nearer_if_they_count():
         recipe = Finetuning(num_epochs=12, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
         finetune(student, original, inputs, recipe)
         names = compressed_blocks(student, original)
-        with outputs_of(original, names) as ours, outputs_of(student, names) as theirs:
+        with recorded_outputs(original, names) as ours, recorded_outputs(student, names) as theirs:
             images = BATCHES[-1][0]
             original(images)
             student(images)

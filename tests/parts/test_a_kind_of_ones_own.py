@@ -4,13 +4,21 @@ import runpy
 from copy import deepcopy
 from unittest.mock import patch
 
+import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import facts
+from experiments.cell import Cell
+from experiments.output.tables import entries_of, write_tables
+from experiments.runner import run_cell
+from facts.models import Recipe
 from facts.parts import KINDS
 from facts.parts.base import Found, computes_the_same
+from facts.utils.options import options
 from tests.docs.pages import section_of, write_files
+from tests.records import demo
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +47,37 @@ def test_it_is_compressed_saved_loaded_and_cut(page, prepared, tmp_path):
     facts.save_elastic(fisher, tmp_path / "any")
     cut = facts.load_compressed(tmp_path / "any", deepcopy(page["model"]), ratio=0.5)
     assert cut.plan == fisher.plan and cut.model(x).equal(fisher.model(x))
+
+
+def test_it_is_printed(page):
+    assert "2 of 2 units narrower (widths 16 to 16)" in str(page["result"])
+
+
+@options
+class Adapted(Recipe):
+    """Two adapters between a layer that reads images of digits and a classifier."""
+
+    kind = name = "adapted"
+
+    def architecture(self):
+        layers = [nn.Flatten(), nn.Linear(256, 16), self.adapter(16, 32), self.adapter(16, 32), nn.Linear(16, 100)]
+        model = nn.Sequential(*layers)
+        model.pretrained_cfg = {"input_size": (1, 16, 16)}
+        return model
+
+
+def test_it_has_a_row_in_a_table(page, cell_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Adapted, "adapter", page["Adapter"], raising=False)
+    network = [f"model.mini._target_={__name__}.Adapted", "model.mini.weights=random", "~model.mini.tag"]
+    network += ["~model.mini.arguments", "parts=adapters", "estimator=facts", "search=uniform"]
+    rows = {"all": ["estimator=none"], "half": ["ratio=0.5"]}
+    experiment = demo(rows=rows, metrics={"gflops": "GFLOPs", "top1": "Top-1"})
+    cells = [Cell(cell_config(*network, *own), "demo", row, "Net") for row, own in rows.items()]
+    records = list(map(run_cell, cells))
+    assert {*records[1].plan} == {"1", "2", "3"}
+    write_tables(experiment, entries_of(experiment, cells, comparable=False), tmp_path)
+    table = pd.read_csv(tmp_path / "demo.csv").set_index(["row", "metric"])
+    assert table.ours["half", "gflops"] < 0.7 * table.ours["all", "gflops"] and (table.status == "done").all()
 
 
 def test_its_time_is_measured(prepared):

@@ -159,7 +159,7 @@ def test_blocks_with_global_attention_merge_inside(name):
     prepared = facts.prepare(model, data, parts="tokens")
     assert {(part.protected, part.entry) for part in prepared.parts.values()} == {(protected, entry)}
     result = facts.compress(prepared, ratio=0.6, search="uniform")
-    costs = result.summary.costs
+    costs = result.summary
     assert 0 < costs.spent["flops"] <= costs.budget["flops"] and all(result.plan.values())
 
 
@@ -271,7 +271,7 @@ def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
 @pytest.mark.parametrize(("search", "ratio"), [("uniform", 0.8), ("cors_fisher", 0.3)])
 def test_no_plan_exceeds_its_budget(prepared, search, ratio):
     found = facts.compress(prepared, search=search, ratio=ratio)
-    assert 0 < found.summary.costs.spent["flops"] <= found.summary.costs.budget["flops"]
+    assert 0 < found.summary.spent["flops"] <= found.summary.budget["flops"]
 
 
 def test_tokens_save_no_parameters(prepared):
@@ -307,7 +307,7 @@ def test_a_bounded_latency_is_measured():
     model, data = vit(depth=1, embed_dim=192), batches()  # large enough that overhead is little
     execution = facts.Execution(timing=TimingPolicy(num_turns=5, min_seconds=0.05))
     prepared = facts.prepare(model, data, parts=("units", "tokens"), execution=execution)
-    latency = facts.compress(prepared, cost="latency", ratio=0.9).summary.costs.latency
+    latency = facts.compress(prepared, cost="latency", ratio=0.9).summary.latency
     assert latency["predicted"] <= latency["allowed"] < latency["dense"] and latency["measured"] > 0
 
 
@@ -383,7 +383,7 @@ def test_a_folder_for_every_budget_is_cut(alone, result, tmp_path):
     calibration = result.problem.prepared
     dense = sum(part.flops(None, {}) for part in calibration.parts.values())
     cut = facts.load_compressed(tmp_path, vit(), ratio=0.4)
-    assert 0 < cut.summary.costs.spent["flops"] <= cut.summary.costs.budget["flops"] <= 0.4 * dense
+    assert 0 < cut.summary.spent["flops"] <= cut.summary.budget["flops"] <= 0.4 * dense
     again = calibration.apply(cut.plan, calibration.decompositions(result.problem.estimator))
     assert cut.model(x).allclose(again(x), atol=1e-6) and any(n for p, n in cut.plan.items() if "tokens" in p)
 
@@ -412,4 +412,4 @@ def test_what_does_not_go_together_is_refused(prepared):
 def test_the_summary_says_so(result):
     assert "blocks with fewer tokens" in repr(result) and "the compressed parts keep" in repr(result)
     part = next(part for part in result.problem.parts.values() if part.shortens)
-    assert result.summary.method.tokens[part.name] == 17
+    assert result.summary.tokens[part.name] == 17

@@ -22,7 +22,7 @@ from facts.cost.count import Cost
 from facts.models import TimmModel
 from facts.models.weights import sha256
 from facts.modules.networks import run, whole_image
-from facts.result import Costs
+from facts.result import Summary
 from facts.saving.load import BoundedTensors
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from facts.saving.save import CARD
@@ -88,8 +88,8 @@ def test_a_type_of_its_own_for_the_file(tmp_path):
     assert next(loaded.parameters()).dtype == torch.float16
     images = batches[0][0]
     assert loaded.float()(images).equal(half.model(images)) and not half.model(images).equal(result.model(images))
-    before, after = half.summary.costs.sizes
-    assert before.types == after.types == "float16" and 2 * after.num_bytes == result.summary.costs.sizes[1].num_bytes
+    before, after = half.summary.sizes
+    assert before.types == after.types == "float16" and 2 * after.num_bytes == result.summary.sizes[1].num_bytes
     assert half.summary.distance != result.summary.distance
     next(result.model.parameters()).data.fill_(1e5)
     with pytest.raises(ValueError, match="holds NaN or infinity; change it, or store a type of wider range"):
@@ -325,15 +325,11 @@ def card_of(result, folder, metrics=None):
     return yaml.safe_load(head), body, {name: cells for name, *cells in lines}
 
 
-def with_costs(result, costs):
-    return replace(result, summary=replace(result.summary, costs=costs))
-
-
 def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     published = replace(result.model.recipe, tag="vit_tiny_patch16_224.augreg_in21k", weights="pretrained")
     monkeypatch.setattr(result.model, "recipe", published)
-    costs = replace(result.summary.costs, latency={"dense": 0.004, "measured": 0.002, "samples": 8})
-    head, body, rows = card_of(with_costs(result, costs), tmp_path, METRICS)
+    timed = result.with_summary(latency={"dense": 0.004, "measured": 0.002, "samples": 8})
+    head, body, rows = card_of(timed, tmp_path, METRICS)
     repository = "timm/vit_tiny_patch16_224.augreg_in21k"
     assert head == {"library_name": "facts", "base_model": repository, "tags": ["facts", "compression"]}
     assert f"- licence: the original's, see https://huggingface.co/{repository}" in body
@@ -343,14 +339,14 @@ def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     assert rows["file (MB)"] == ["", f"{(tmp_path / 'model.safetensors').stat().st_size / 1e6:.4g}"]
     names = ("latency of a batch of 8 (ms)", "top1", "seen")
     assert [rows[name] for name in names] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
-    method = result.summary.method
-    assert f"- method: {method.estimator}, {method.search}" in body
-    assert ("pivoted" in body) == (method.form == "pivoted")
+    summary = result.summary
+    assert f"- method: {summary.estimator}, {summary.search}" in body
+    assert ("pivoted" in body) == (summary.form == "pivoted")
     assert f"facts {facts.__version__}, torch " in body and "- budget: 0.5 of the flops of the compressed parts" in body
 
 
 def test_unknown_values_are_left_out(result, tmp_path):
-    head, body, rows = card_of(with_costs(result, Costs(Cost(None, 10), Cost(None, 5))), tmp_path)
+    head, body, rows = card_of(replace(result, summary=Summary(Cost(None, 10), Cost(None, 5))), tmp_path)
     assert "base_model" not in head and "None" not in body and "nan" not in body and "licence" not in body
     assert [name for name in rows if name.strip("-:")] == ["parameters (M)", "file (MB)"]
 
@@ -422,8 +418,9 @@ def test_a_folder_loads_as_the_network_that_was_saved(name):
     model, budget = None if name == "encoder" else dense(), {"ratio": 0.6} if name in ("elastic", "fitted") else {}
     loaded = facts.load_compressed(FOLDERS / name, model, **budget)
     assert loaded.plan == EXPECTED[f"{name}_plan"]
-    costs, method = loaded.summary.costs, loaded.summary.method
-    assert costs.after.params < costs.before.params and costs.spent["flops"] <= costs.budget["flops"] and method.search
+    summary = loaded.summary
+    assert summary.after.params < summary.before.params and summary.spent["flops"] <= summary.budget["flops"]
+    assert summary.search
     x = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
     outputs, expected = whole_image(run(loaded.model, x)), torch.tensor(EXPECTED[name])
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())

@@ -35,7 +35,7 @@ with torch.no_grad():
 def test_saved_and_loaded(units, tmp_path):
     plan, block = units.plan, units.model.blocks[0]
     assert block.mlp.fc1.out_features == plan[HIDDEN] < 192 and plan[SCORES] < 16
-    assert (plan[SCORES] != plan[OUTPUTS]) == ("CoRS" in units.summary.method.search)
+    assert (plan[SCORES] != plan[OUTPUTS]) == ("CoRS" in units.summary.search)
     assert isinstance(block.attn.qkv, PaddedHeads) == (plan[SCORES] != plan[OUTPUTS])
     facts.save_compressed(units, tmp_path)
     loaded = facts.load_compressed(tmp_path)

@@ -54,15 +54,15 @@ def wide_problem(**fields):
 def test_the_budget_is_kept_and_is_what_the_network_costs(name):
     result = compress(name, bounds={"params": 0.6})
     assert list(result.plan) == list(LAYERS)
-    costs, method = result.summary.costs, result.summary.method
-    dense = dict(zip(costs.spent, make_problem(bounds=dict.fromkeys(costs.spent, 0.5)).dense, strict=True))
-    for cost, spent in costs.spent.items():
-        assert spent <= costs.budget[cost]
-        assert getattr(costs.before, cost) - getattr(costs.after, cost) == dense[cost] - spent
+    summary = result.summary
+    dense = dict(zip(summary.spent, make_problem(bounds=dict.fromkeys(summary.spent, 0.5)).dense, strict=True))
+    for cost, spent in summary.spent.items():
+        assert spent <= summary.budget[cost]
+        assert getattr(summary.before, cost) - getattr(summary.after, cost) == dense[cost] - spent
     assert all(rank is None or rank >= 1 for rank in result.plan.values())
-    if method.solution:
-        assert method.solution["status"] == "optimal" and method.solution["gap"] == 0
-    for layer, entries in method.profile.items():
+    if summary.solution:
+        assert summary.solution["status"] == "optimal" and summary.solution["gap"] == 0
+    for layer, entries in summary.profile.items():
         full = make_problem().full_rank(layer)
         assert entries == sorted(entries) and all(ratio == rank / full for rank, ratio, _ in entries)
 
@@ -74,7 +74,7 @@ def test_a_layer_that_no_rank_makes_smaller_in_half_precision(name):
     model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 24)).bfloat16()
     batches = [(torch.randn(16, 1).bfloat16(), torch.randint(24, (16,)))]
     result = facts.compress(model, batches, search=EVERY[name], ratio=0.7, layers=["0", "2"])
-    assert result.summary.costs.spent["flops"] <= result.summary.costs.budget["flops"]
+    assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.plan["2"] is not None
     assert {parameter.dtype for parameter in result.model.parameters()} == {torch.bfloat16}
 

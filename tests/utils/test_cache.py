@@ -60,7 +60,7 @@ class TestCompress:
         assert (num_first, num_second) == (2 + 3, 2)  # of which two are looks at one sample or a few
         plain, _ = passes(model, batches, estimator=name)
         assert same_weights(first.model, second.model) and same_weights(first.model, plain.model)
-        assert first.summary.method.repaired == second.summary.method.repaired
+        assert first.summary.repaired == second.summary.repaired
 
     def test_other_content_is_another_key(self, model, batches, folder, monkeypatch):
         def num_keys(changed_model=model, data=batches, precision=torch.float32, **options):

@@ -19,7 +19,7 @@ from facts.utils.progress import with_progress
 
 PLACES = ("attn_in", "attn_out", "mlp_in", "mlp_hidden", "mlp_out")
 Gate = tuple[int, str]  # number of its block, and place
-HIDDEN = 32  # as in the published implementations
+HIDDEN_SIZE = 32  # as in the published implementations
 
 
 @options
@@ -168,10 +168,10 @@ class HyperNetwork(nn.Module):
     def __init__(self, widths: Mapping[Gate, int]):
         super().__init__()
         self.gates = tuple(widths)
-        self.register_buffer("inputs", torch.randn(len(widths), HIDDEN))
-        self.gru = nn.GRU(HIDDEN, 2 * HIDDEN, bidirectional=True)
-        self.norm = nn.LayerNorm(4 * HIDDEN)
-        self.heads = nn.ModuleList(nn.Linear(4 * HIDDEN, width, bias=False) for width in widths.values())
+        self.register_buffer("inputs", torch.randn(len(widths), HIDDEN_SIZE))
+        self.gru = nn.GRU(HIDDEN_SIZE, 2 * HIDDEN_SIZE, bidirectional=True)
+        self.norm = nn.LayerNorm(4 * HIDDEN_SIZE)
+        self.heads = nn.ModuleList(nn.Linear(4 * HIDDEN_SIZE, width, bias=False) for width in widths.values())
 
     def forward(self) -> dict[Gate, Tensor]:
         states = F.gelu(self.norm(self.gru(self.inputs)[0]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from facts.calibration.data import Batch
 from facts.search.base import AllocationProblem, Ratios, SearchResult
 from facts.search.token_program import MILPSearch
-from facts.search.training import TrainedLayer, Training, task_loss
+from facts.search.training import TrainedLayer, Training, current_loss
 from facts.utils.options import Count, Positive, Seed, options
 
 
@@ -41,7 +41,7 @@ class ComCatSearch(MILPSearch):
         def loss_at(epoch: int, batch: Batch) -> Tensor:
             temperature = first * (last / first) ** (epoch / max(1, self.num_epochs - 1))
             cost = sum(mixture.draw(temperature, training.generator) for mixture in mixtures.values())
-            return task_loss(problem, batch) * (cost / budget).max().clamp(min=1) ** self.penalty
+            return current_loss(problem.prepared, batch) * (cost / budget).max().clamp(min=1) ** self.penalty
 
         forwards = {call: forward for mixture in mixtures.values() for call, forward in mixture.forwards().items()}
         training.run(problem, self, forwards, loss_at)

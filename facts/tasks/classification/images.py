@@ -21,7 +21,7 @@ from torchvision import transforms
 
 from facts.modules.networks import is_transformers, problem_of
 from facts.moments.losses import DECLARED
-from facts.tasks.base import by_workers, chosen_indices_of, settings_of
+from facts.tasks.base import by_workers, chosen_indices_of, fields_of
 from facts.tasks.classification.base import (
     Batch,
     Classification,
@@ -109,7 +109,7 @@ class Images(Classification):
 
     def content_key(self, model: nn.Module) -> str:
         files = (self.training_images.content_key, self.validation_images.content_key)
-        return content_key(*files, self.labels(model), settings_of(self), preprocessing_key(model))
+        return content_key(*files, self.labels(model), fields_of(self), preprocessing_key(model))
 
     def calibration(self, model: nn.Module) -> NumberedBatches:
         return self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
