@@ -209,22 +209,8 @@ def panels_of(experiment: Experiment, entries: Collection[Entry]) -> list[tuple[
     one column. The paper's values follow ours if there is room; otherwise they have a table of their own. A ranking is
     sorted by the mean of its columns. Errors that are alike are in `notes_on`.
     """
-    at, columns, ranked = {}, [*experiment.columns], experiment.ranked_by
-    for entry in entries:
-        if entry.row in experiment.rows:
-            at[entry.row, entry.column, entry.metric] = entry
-        elif entry.paper is not None:  # one of the paper's devices
-            row = f"{entry.row} (paper)"
-            at[row, entry.column, entry.metric] = replace(entry, row=row, ours=entry.paper, paper=None)
-    rows = list(dict.fromkeys([*experiment.rows, *(row for row, _, _ in at)]))
-    if experiment.figure == "ranking":
-        for row in rows:
-            values = [value for column in columns if (value := at[row, column, ranked].ours) is not None]
-            ours = mean(values) if len(values) == len(columns) else None
-            at[row, MEAN, ranked] = Entry(row, MEAN, ranked, ours, None, None, "done")
-        rows.sort(key=lambda row: -(at[row, MEAN, ranked].ours or 0))
-        columns.append(MEAN)
-    metrics = shown_metrics(experiment)
+    at, rows, columns = arranged(experiment, entries)
+    metrics, ranked = shown_metrics(experiment), experiment.ranked_by
     units = {each: unit_of(experiment, *each, at.values()) for each in product(metrics, SOURCES)}
     left_out: dict[str, dict[str, Any]] = {metric: dict.fromkeys(in_caption(entries, metric)) for metric in metrics}
 
@@ -258,7 +244,35 @@ def panels_of(experiment: Experiment, entries: Collection[Entry]) -> list[tuple[
         elif found:
             properties = {} if panels else properties_of(experiment, rows)
             panels.append((heading if source == "ours" else f"{heading} ({source})", properties | found))
-    frames = []
+    return list(within_width(experiment, rows, panels))
+
+
+def arranged(
+    experiment: Experiment, entries: Iterable[Entry]
+) -> tuple[dict[tuple[str, str, str], Entry], list[str], list[str]]:
+    """Return entries by place, and rows and columns in order; a ranking is sorted by its means, the last column."""
+    at, columns, ranked = dict[tuple[str, str, str], Entry](), [*experiment.columns], experiment.ranked_by
+    for entry in entries:
+        if entry.row in experiment.rows:
+            at[entry.row, entry.column, entry.metric] = entry
+        elif entry.paper is not None:  # one of the paper's devices
+            row = f"{entry.row} (paper)"
+            at[row, entry.column, entry.metric] = replace(entry, row=row, ours=entry.paper, paper=None)
+    rows = list(dict.fromkeys([*experiment.rows, *(row for row, _, _ in at)]))
+    if experiment.figure == "ranking":
+        for row in rows:
+            values = [value for column in columns if (value := at[row, column, ranked].ours) is not None]
+            ours = mean(values) if len(values) == len(columns) else None
+            at[row, MEAN, ranked] = Entry(row, MEAN, ranked, ours, None, None, "done")
+        rows.sort(key=lambda row: -(at[row, MEAN, ranked].ours or 0))
+        columns.append(MEAN)
+    return at, rows, columns
+
+
+def within_width(
+    experiment: Experiment, rows: list[str], panels: Iterable[tuple[str, dict[str, list[str]]]]
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield tables of at most `MOST_COLUMNS` columns: turned if they have few rows, otherwise divided."""
     for heading, found in panels:
         names = rows if heading.endswith("(paper)") else [experiment.row_titles.get(row, row) for row in rows]
         frame = pd.DataFrame(found, pd.Index(names, name=experiment.axis_title or "Method"))
@@ -266,8 +280,7 @@ def panels_of(experiment: Experiment, entries: Collection[Entry]) -> list[tuple[
         if len(frame) < MOST_COLUMNS <= len(found):
             frame = frame.T.rename_axis("Network")
         width = ceil(frame.shape[1] / ceil(frame.shape[1] / (MOST_COLUMNS - 1)))
-        frames += [(heading, frame.iloc[:, start : start + width]) for start in range(0, frame.shape[1], width)]
-    return frames
+        yield from ((heading, frame.iloc[:, start : start + width]) for start in range(0, frame.shape[1], width))
 
 
 def shown_metrics(experiment: Experiment) -> list[str]:
