@@ -215,7 +215,8 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment)["color"])})
     if best.empty:
         return figure, ""
-    lead = span(values[values.method == best[0]].difference).replace("-", MINUS)
+    lost = values[values.method == best[0]].difference
+    lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (lost.min(), lost.max())).replace("-", MINUS)
     return figure, f"{best[0]}: {lead} points from {reference}"
 
 
