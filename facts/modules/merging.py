@@ -27,9 +27,13 @@ class Choice(NamedTuple):
     members: Tensor
 
     def merged(self, x: Tensor, per_weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted means `[N, m, D]` of tokens, and their sizes `[N, m]` in originals, `per_weight` one of weight."""
+        """Weighted means `[N, m, D]` of tokens, and their numbers of originals `[N, m]`.
+
+        `per_weight [N, n]` is how many originals weigh as much as one.
+        """
         one = constant(torch.ones, 1, x.device).expand(*x.shape[:2], 1)
-        columns = torch.cat([x, one, per_weight[..., None]], dim=-1)  # in one product, since each is a kernel
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        columns = torch.cat([wide, one, per_weight[..., None]], dim=-1)  # in one product, since each is a kernel
         sums = self.members.to(columns.dtype) @ columns
         return (sums[..., :-2] / sums[..., -2:-1]).to(x.dtype), sums[..., -1].detach().float()
 
@@ -119,7 +123,7 @@ def _kept(make: Callable[..., Tensor], *args: Any) -> Tensor:
 
 def _apart(number: int, fixed: tuple[int, ...], device: torch.device) -> Tensor:
     """What is added to increases `[n, n]`: infinity for a token and itself, and for a fixed one and any other."""
-    added = torch.zeros(number, number, device=device).fill_diagonal_(torch.inf)
+    added = torch.eye(number, device=device)
     for place in fixed:
-        added[place] = added[:, place] = torch.inf
-    return added
+        added[place] = added[:, place] = 1
+    return torch.where(added > 0, torch.inf, 0.0)
