@@ -32,8 +32,7 @@ class Choice(NamedTuple):
         `per_weight [N, n]` is how many originals weigh as much as one.
         """
         one = constant(torch.ones, 1, x.device).expand(*x.shape[:2], 1)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        columns = torch.cat([wide, one, per_weight[..., None]], dim=-1)  # in one product, since each is a kernel
+        columns = torch.cat([x, one, per_weight[..., None]], dim=-1)  # in one product, since each is a kernel
         sums = self.members.to(columns.dtype) @ columns
         return (sums[..., :-2] / sums[..., -2:-1]).to(x.dtype), sums[..., -1].detach().float()
 
