@@ -338,6 +338,7 @@ def test_it_is_saved_loaded_copied_and_exported(result, tmp_path):
     assert copy.deepcopy(model)(x).equal(expected) and pickle.loads(pickle.dumps(model))(x).equal(expected)
     shapes = {"x": {0: torch.export.Dim("n")}}
     assert torch.allclose(torch.export.export(model, (x,), dynamic_shapes=shapes).module()(x[:3]), expected[:3])
+    facts.export_onnx(copy.deepcopy(model).float(), x.float(), tmp_path / "model.onnx")  # compares its outputs
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.allclose(compiled(x), expected)
 
