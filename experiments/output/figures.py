@@ -224,19 +224,19 @@ def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
     """Choose the colour of what a method compresses, and a mark by its place among the rows; the original is black."""
     settings = dict(override.replace("'", "").split("=", 1) for override in experiment.rows.get(row, ()))
     parts = settings.get("parts") or ("pivoted" if settings.get("form") == "pivoted" else "layers")
-    is_own, number = row in experiment.unranked, [*experiment.rows, row].index(row)
+    is_original, number = row in experiment.unranked, [*experiment.rows, row].index(row)
     return {
-        "color": BLACK if is_own else PART_COLORS.get(parts, GREY),
-        "linestyle": ":" if is_own else "--" if "finetuning" in settings else "-",
+        "color": BLACK if is_original else PART_COLORS.get(parts, GREY),
+        "linestyle": ":" if is_original else "--" if "finetuning" in settings else "-",
         "marker": MARKERS[number % len(MARKERS)],
     }
 
 
 def show_where_methods_differ(axes: Axes, differences: pd.Series) -> None:
     """Cut an axis where some methods lose many times what most differ: they would press the others into one line."""
-    span = max(LEAST_SPAN, MOST_LOST * differences.abs().median())
-    if differences.min() < -span:
-        axes.set_ylim(-span, max(0, differences.max()) + span / 5)
+    most = max(LEAST_SPAN, MOST_LOST * differences.abs().median())
+    if differences.min() < -most:
+        axes.set_ylim(-most, max(0, differences.max()) + most / 5)
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         style: dict[str, Any] = {"fontsize": 6, "ha": "left", "bbox": ground, "transform": axes.transAxes}
         axes.text(0.01, 0.03, "lower points: in the table", **style)
