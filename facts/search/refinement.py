@@ -5,9 +5,9 @@ of one block changed at a time; the most promising pairs of changes that togethe
 alone and together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, permutations
 from typing import Any
 
@@ -25,8 +25,9 @@ from facts.utils.progress import with_progress
 
 NUM_ROUNDS = 4
 NUM_ALONE, NUM_TOGETHER = 2, 3  # pairs of changes: measured by themselves, and at most so many at once
+NUM_FINALISTS = 2  # of those pairs; the others are measured on the first half of the samples only
 STEPS = 12  # of so many equal ones, the first changes move one
-NUM_SCREENED = 64  # samples on which single changes are measured; pairs are, on all
+NUM_SCREENED = 64  # samples, or one batch, on which single changes are measured
 Counts = dict[str, int]
 Samples = Sequence[tuple[Batch, list[Any]]]
 
@@ -46,10 +47,9 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
         single = {(name, sign): moves.changed(counts, name, sign * step) for name, sign in sorted(used)}
         first, *errors = _measured(problem, network, chain, [counts, *single.values()], _first(samples))
         gains = {key: first - error for key, error in zip(single, errors, strict=True)}
-        variants = list(moves.promising(counts, step, pairs, gains))
-        best, *errors = _measured(problem, network, chain, [counts, *variants], samples)
-        if errors and min(errors) < best:
-            counts = variants[errors.index(min(errors))]
+        variants = [counts, *moves.promising(counts, step, pairs, gains)]
+        if best := _place_of_least(partial(_measured, problem, network, chain), variants, samples):
+            counts = variants[best]
         elif step == 1:
             break
         else:
@@ -71,7 +71,7 @@ def _num_merges(chain: Sequence[Part], counts: Counts) -> int:
 
 def _first(samples: Samples) -> Samples:
     sizes = accumulate(batch_size(inputs) for (inputs, _), _ in samples)
-    return samples[: 1 + sum(size < NUM_SCREENED for size in sizes)]
+    return samples[: max(1, sum(size <= NUM_SCREENED for size in sizes))]
 
 
 def _as_plan(chain: Sequence[Part], counts: Counts) -> Plan:
@@ -142,6 +142,17 @@ class _Moves:
                 together = self.moved(together, *pair, step) or together
                 seen.append(together)
         yield from (each for place, each in enumerate(seen) if each not in seen[:place] and place)
+
+
+def _place_of_least(
+    measured: Callable[[Sequence[Counts], Samples], list[float]], variants: Sequence[Counts], samples: Samples
+) -> int:
+    """The place of the counts with the least error, on all samples if it is the first or among the best on a half."""
+    half = -(-len(samples) // 2)
+    errors = measured(variants, samples[:half])
+    finalists = [0, *sorted(range(1, len(variants)), key=errors.__getitem__)[:NUM_FINALISTS]]
+    later = measured([variants[place] for place in finalists], samples[half:])
+    return min(zip(finalists, later, strict=True), key=lambda each: errors[each[0]] + each[1])[0]
 
 
 @torch.no_grad()

@@ -27,11 +27,11 @@ NUM_HALVINGS = 40  # of the range of prices
 # Profiles promise too much for large steps, and for widths against tokens: plans are made with limits on the share of
 # the tokens that a block merges, and with discounts on the errors of tokens; measurement decides.
 LIMITS = (0.14, 0.25, 0.4, math.inf)
-LIMITS_AND_DISCOUNTS = ((0.14, 0.5), (0.14, 0.25), (0.25, 0.25))
+LIMITS_AND_DISCOUNTS = ((0.1, 0.5), (0.14, 0.5), (0.14, 0.25), (0.25, 1.0), (0.25, 0.5))
 MERGE = 0.004  # of the budget is what a block costs that merges, beside what is counted
 MOST_MERGES = 6  # in one list of blocks: until then, that cost is doubled
 TOLERANCE = 0.03  # of the least error: the plan with the fewest merges within it is taken
-SHARES_BY_TOKENS = (1.0, 0.75)  # of the logarithm of a ratio, with the same number of tokens merged in each block
+SHARE_BY_TOKENS = 0.75  # of the logarithm of a ratio, if the same number of tokens merges in each block
 NUM_COMPARED = 256  # samples on which plans are compared
 
 
@@ -266,8 +266,7 @@ class TokenProgram:
         for most, discount in LIMITS_AND_DISCOUNTS:
             yield self.few_merges(most, discount)
         ratio = self.problem.budget[self.place] / self.problem.dense[self.place]
-        for share in SHARES_BY_TOKENS:
-            yield self.at_even_steps(ratio**share)
+        yield self.at_even_steps(ratio**SHARE_BY_TOKENS)
 
     def at_even_steps(self, ratio: float) -> dict[str, int | None]:
         """About as many tokens merged in each of at most `MOST_MERGES` blocks of a list, at equal distances."""

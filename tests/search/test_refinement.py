@@ -7,7 +7,7 @@ import torch
 
 import facts
 from facts.search import AllocationProblem
-from facts.search.refinement import _measured, _Moves, refined
+from facts.search.refinement import _measured, _Moves, _place_of_least, refined
 from facts.search.token_program import TokenProgram, summed_error
 from tests.parts.test_tokens import batches, vit
 
@@ -64,3 +64,16 @@ def test_the_most_promising_pairs_are_measured_alone_and_together(problem):
     assert alone == counts | {names[1]: 13, names[2]: 7} and second[names[1]] == 13 and second[names[0]] == 13
     assert together == [counts | {names[1]: 13, names[2]: 7, names[0]: 13, names[3]: 7}]
     assert all(moves.problem.fits(each) for each in (alone, second, *together))
+
+
+def test_all_samples_decide_between_the_first_and_the_two_best_on_a_half():
+    first, second = [{}], [{}]  # halves of the samples
+    errors = {0: (5.0, 5.0), 1: (6.0, 0.0), 2: (4.0, 4.5), 3: (4.5, 3.0)}
+
+    def measured(variants, samples):
+        return [sum(errors[each][sample is second[0]] for sample in samples) for each in variants]
+
+    assert _place_of_least(measured, [0, 1, 2, 3], [first[0], second[0]]) == 3  # 1 is not measured on the second half
+    assert _place_of_least(measured, [0, 2], [first[0]]) == 1
+    assert _place_of_least(measured, [0, 1], [first[0]]) == 0
+    assert _place_of_least(measured, [0], [first[0], second[0]]) == 0
