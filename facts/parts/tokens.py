@@ -6,7 +6,7 @@ k directions of the metric.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -21,9 +21,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, KroneckerFactors, TwoSidedEstimator
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.merging import by_ward, schedule
-from facts.modules.networks import evaluating, hooked
 from facts.modules.tokens import (
-    Clusters,
     Merge,
     MergedBlock,
     MergingEntry,
@@ -33,7 +31,8 @@ from facts.modules.tokens import (
     change_block,
 )
 from facts.moments.batch import LayerBatch
-from facts.parts.base import Description, Found, Kind, Part, are_same, in_float64, module_at
+from facts.parts.base import Description, Found, Kind, Part, module_at
+from facts.parts.token_checks import counts_sizes, entry_within, mixes_tokens, permutes
 
 NUM_LEVELS = 8  # at which the loss of merging is measured
 NUM_COUNTS = 64  # of tokens to choose from
@@ -282,7 +281,7 @@ class TokensOfBlocks(Kind):
         count, size = tokens.shape[1:]
         if (parent, type(block)) in self.unfit:
             return Found(reasons={name: PLACES})
-        if count < FEWEST or (mixes := _mixes(block, call)) is False:
+        if count < FEWEST or (mixes := mixes_tokens(block, call)) is False:
             return Found()
         if (fixed := self._fixed(model, parent, count)) is None:
             return Found(reasons={name: UNKNOWN})
@@ -290,15 +289,17 @@ class TokensOfBlocks(Kind):
             return Found(reasons={name: OWN} if fixed else {})
         if mixes is None:
             return Found(reasons={name: NOT_ALONE})
-        if not _permutes(block, call, fixed):
+        if not permutes(block, call, fixed):
             self.unfit.add((parent, type(block)))
             return Found(reasons={name: PLACES})
         directions = -(-size // SHARE_OF_DIRECTIONS)
         part = replace(_part(owner), tokens=count, protected=len(fixed), size=size, num_directions=directions)
         part = replace(part, fixed=() if fixed == part.places else fixed)
-        inside = _inside(block, call, part)
-        for each in (inside, part):
-            if each and _counts(block, call, each):  # and if all are left, the network is the same
+        entry, behind = entry_within(block, call)
+        inside = replace(part, entry=entry, behind=tuple(f"{owner}.{layer}" for layer in behind))
+        for each in (inside, part) if entry else (part,):
+            alone = replace(each, name="0.tokens", owner="0", tokens=count + 1, protected=0, fixed=())
+            if counts_sizes(block, call, alone):  # and if all are left, the network is the same
                 return Found((each,), changes=(lambda network: None, partial(each.put, rank=count)))
         return Found(reasons={name: COUNTS})
 
@@ -369,91 +370,3 @@ def _part(owner: str) -> Merging:
 def _is_entry(model: nn.Module, owner: str) -> bool:
     parent = owner.rpartition(".")[0]
     return isinstance(model.get_submodule(parent), nn.ModuleList | nn.Sequential)
-
-
-def _run(block: nn.Module, call: Call, tokens: Tensor) -> Tensor:
-    (_, *others), kwargs = call
-    outputs = block(tokens, *others, **kwargs)
-    return outputs[0] if isinstance(outputs, tuple) else outputs
-
-
-def _in_float64(check: Callable[..., bool]) -> Callable[..., bool | None]:
-    """Let a check of a block and a call run in float64; it returns None if the block cannot be run in that way."""
-
-    @torch.no_grad()
-    def checked(block: nn.Module, call: Call, *others: Any) -> bool | None:
-        block, call = in_float64(block, call)
-        try:
-            return check(block, call, *others)
-        except Exception:  # from anyone's code
-            return None
-
-    return checked
-
-
-@_in_float64
-def _mixes(block: nn.Module, call: Call) -> bool:
-    """Whether a token's output depends on another token."""
-    tokens = call[0][0]
-    other = tokens.clone()
-    other[:, -1] = -other[:, -1]
-    one, changed = _run(block, call, tokens), _run(block, call, other)
-    return one.shape == tokens.shape and not one[:, :-1].equal(changed[:, :-1])
-
-
-@_in_float64
-def _permutes(block: nn.Module, call: Call, fixed: tuple[int, ...]) -> bool:
-    """Whether outputs permute with the tokens that are not fixed."""
-    tokens, order = call[0][0], torch.arange(call[0][0].shape[1])
-    free = [place for place in order.tolist() if place not in {each % len(order) for each in fixed}]
-    order[free] = order[free][torch.randperm(len(free), generator=torch.Generator().manual_seed(0))]
-    order = order.to(tokens.device)
-    return are_same(_run(block, call, tokens)[:, order], _run(block, call, tokens[:, order]))
-
-
-def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
-    """The same part with the place where tokens can be merged inside its block, if its modules look like that.
-
-    It is the last normalisation before the last linear layer.
-    """
-    names, seen = {module: name for name, module in block.named_modules()}, list[nn.Module]()
-
-    def note(module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].ndim == 3 and len(args[0]) == 1:
-            seen.append(module)
-
-    leaves = [module for module in names if isinstance(module, LinearLayer) or not any(True for _ in module.children())]
-    with torch.no_grad(), evaluating(block), hooked((module, note) for module in leaves):
-        _run(block, call, call[0][0])
-        sizes = list(map(_size_of, seen))  # in evaluation mode, since reading a parametrized weight may change it
-    linears = [place for place, module in enumerate(seen) if isinstance(module, LinearLayer)]
-    norms = [place for place, size in enumerate(sizes) if size == part.size and place < max(linears, default=0)]
-    if not norms or seen.count(seen[norms[-1]]) > 1:
-        return None
-    behind = tuple(f"{part.owner}.{names[seen[place]]}" for place in linears if place > norms[-1])
-    return replace(part, entry=names[seen[norms[-1]]], behind=behind)
-
-
-def _size_of(module: nn.Module) -> int | None:
-    """The number of features that a normalisation expects, None if it is no normalisation."""
-    weight = getattr(module, "weight", None)
-    return len(weight) if isinstance(weight, Tensor) and weight.ndim == 1 else None
-
-
-@_in_float64
-def _counts(block: nn.Module, call: Call, part: Merging) -> bool:
-    """Whether one token of size 2 has the effect of two equal ones, also if the block merges them itself."""
-    tokens = call[0][0]
-    twice = torch.cat([tokens, tokens[:, -1:]], dim=1)
-    expected, count = _run(block, call, twice), tokens.shape[1]
-    places = torch.arange(count + 1, device=tokens.device).clamp(max=count - 1)[None]
-    sizes = torch.ones(1, count, device=tokens.device).index_add(1, places[0, -1:], torch.ones(1, 1).to(tokens.device))
-    merging = replace(part, name="0.tokens", owner="0", tokens=count + 1, protected=0, fixed=())
-    eye = torch.eye(part.size, dtype=tokens.dtype, device=tokens.device)
-    merging.put(nn.ModuleList([block]), count, {"0.tokens": Decomposition(eye, eye, eye[0])})
-    outputs = [_run(block, call, twice)]
-    merge, rows = block.tokens, torch.arange(count, device=tokens.device)[None]
-    merge.is_first, merge.kept = False, count + 1
-    merge.state.known[twice.untyped_storage()] = Clusters(sizes, sizes.log()[:, None, None], rows, places)
-    outputs.append(_run(block, call, twice))
-    return all(are_same(expected, each) for each in outputs)
