@@ -1,6 +1,7 @@
 """The profile `photos`: its experiments without any data, a cell on photos made up, and one on real ones."""
 
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,12 @@ def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, lines, message):
     assert Photos(**few).inspect().startswith("8 images to calibrate on, 1 to evaluate on")
     (tmp_path / "labels.csv").unlink() if lines is None else write_labels(tmp_path, lines)
     refuses(re.escape(message.format(root=tmp_path)), Photos(**few).inspect, raised=(OSError, ValueError))
+
+
+@pytest.mark.external
+@pytest.mark.skipif(not PHOTOS.exists(), reason=f"no photos in {PHOTOS}")
+def test_the_list_beside_the_records_is_that_of_the_photos():
+    lines = (Path(__file__).parents[2] / "results/photos/photos.sha256").read_text().splitlines()
+    listed = dict(reversed(line.split("  ")) for line in lines)
+    found = [path for path in PHOTOS.rglob("*") if path.is_file()]
+    assert listed == {str(path.relative_to(PHOTOS)): sha256(path.read_bytes()).hexdigest() for path in found}
