@@ -25,9 +25,9 @@ from facts.utils.options import Positive, options
 
 NUM_HALVINGS = 40  # of the range of prices
 # Profiles promise too much for large steps, and for widths against tokens: plans are made with limits on the share of
-# the tokens that a block merges, and with discounts on the errors of tokens; measurement decides.
+# the tokens that a block merges, except the last, and with discounts on the errors of tokens; measurement decides.
 LIMITS = (0.14, 0.25, 0.4, math.inf)
-LIMITS_AND_DISCOUNTS = ((0.1, 0.5), (0.14, 0.5), (0.14, 0.25), (0.25, 1.0), (0.25, 0.5))
+LIMITS_AND_DISCOUNTS = ((0.14, 0.5), (0.14, 0.25), (0.25, 1.0), (0.25, 0.5), (0.25, 0.25))
 MERGE = 0.004  # of the budget is what a block costs that merges, beside what is counted
 MOST_MERGES = 6  # in one list of blocks: until then, that cost is doubled
 TOLERANCE = 0.03  # of the least error: the plan with the fewest merges within it is taken
@@ -167,8 +167,8 @@ class TokenProgram:
     def tokens_at(self, price: float, most: float = math.inf, discount: float = 1.0, merge: float = 0.0) -> Plan:
         """The counts of all blocks with the least errors plus cost at a price, which costs a whole budget.
 
-        No block merges more than the fraction `most` of the tokens. Their errors are multiplied by `discount`. To merge
-        at all costs `merge` of the budget.
+        No block but the last one merges more than the fraction `most` of the tokens. Their errors are multiplied by
+        `discount`. To merge at all costs `merge` of the budget.
         """
         plans = (self._chain_at(chain, price, most, discount, merge) for chain in self.chains)
         return {name: count for plan in plans for name, count in plan.items()}
@@ -184,7 +184,8 @@ class TokenProgram:
             within = sum((lost + price * costs).min(axis=1) for _, lost, costs in tables)
             total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
             total += price * merge * (steps > 0)
-            total[(steps < 0) | (steps > most * counts[0])] = np.inf  # tokens do not come back
+            largest = math.inf if part is chain[-1] else most * counts[0]  # no block behind the last one is misled
+            total[(steps < 0) | (steps > largest)] = np.inf  # tokens do not come back
             origins.append(total.argmin(axis=0))
             start = total.min(axis=0)
         at, plan = int(start.argmin()), Plan()
