@@ -104,12 +104,14 @@ README: dict[str, Callable[[], bool]] = {
         for row in (DENSE, BOTH, TOME, UNITS)
         for column in columns(80, 70, 60, 50)
     ),
-    "At half of the FLOPs, the default loses one to three points.": lambda: all(
-        1 <= round(-ahead(BOTH, DENSE, column)[0]) <= 3 for column in columns(50)
+    "At half of the FLOPs, the default loses one or two points.": lambda: all(
+        1 <= round(-ahead(BOTH, DENSE, column)[0]) <= 2 for column in columns(50)
     ),
-    "It is level with ToMe there": lambda: all(abs(errors_ahead(TOME, column)) <= 2 for column in columns(50)),
-    "its outputs are two to three times as close to the original's": lambda: all(
-        2 < distance(TOME, column) / distance(BOTH, column) < 3 for column in columns(50)
+    "It is ahead of ToMe by two standard errors there": lambda: all(
+        round(errors_ahead(TOME, column)) == 2 for column in columns(50)
+    ),
+    "its outputs are about twice as close to the original's": lambda: all(
+        1.75 < distance(TOME, column) / distance(BOTH, column) < 2.5 for column in columns(50)
     ),
     "With fewer FLOPs, it is far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, column) == 1 for column in columns(50)),
@@ -139,15 +141,14 @@ RESULTS: dict[str, Callable[[], bool]] = {
         > top1("structured_pruning", "FACTS + CoRS, finetuned 1 epoch", "DeiT-B")
         < top1("structured_pruning", "FACTS + CoRS", "DeiT-B")
     ),
-    "Down to half of the FLOPs, the DeiT-Tiny's default is within two standard errors of ToMe": lambda: all(
-        abs(errors_ahead(TOME, f"DeiT-Tiny, {ratio} %")) <= 2 for ratio in (80, 70, 60, 50)
+    "Down to 60 % of the FLOPs, the DeiT-Tiny's default is within one standard error of ToMe": lambda: all(
+        abs(errors_ahead(TOME, f"DeiT-Tiny, {ratio} %")) <= 1 for ratio in (80, 70, 60)
     ),
     "and the ViT-Tiny's is ahead by one to three.": lambda: all(
-        1 < errors_ahead(TOME, f"ViT-Tiny, {ratio} %") < 3 for ratio in (80, 70, 60, 50)
+        1 < errors_ahead(TOME, f"ViT-Tiny, {ratio} %") < 3 for ratio in (80, 70, 60)
     ),
-    "Below half, it is clearly ahead on both.": lambda: all(
-        errors_ahead(TOME, column) > 2 for column in columns(40, 30)
-    ),
+    "At half, both are ahead by two.": lambda: all(round(errors_ahead(TOME, column)) == 2 for column in columns(50)),
+    "Below half, they are far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
     "Units alone lose much more; low-rank layers lose most": lambda: all(
         on_all_photos(BOTH, column) - 10
         > top1("photos/units", UNITS, column)
@@ -258,8 +259,8 @@ RESULTS: dict[str, Callable[[], bool]] = {
         max(data_passes("data pass of FACTS", "nvidia_h200")) < 2
     ),
     "it takes up to five times as long on CPUs": lambda: max(data_passes("data pass of all ten estimators")) < 5,
-    "At half of the FLOPs, the default keeps more than nine tenths of them.": lambda: all(
-        0.9 < kept(BOTH, column) < 1 for column in columns(50)
+    "At half of the FLOPs, the default keeps about nine tenths of them.": lambda: all(
+        0.85 < kept(BOTH, column) < 0.95 for column in columns(50)
     ),
     "This changed top-1 by -2 to 3 points": lambda: [*changes_by_measuring_again().agg(["min", "max"])] == [-2, 3],
 }
