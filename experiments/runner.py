@@ -156,8 +156,7 @@ def run_cell(cell: Cell, wait: bool = True) -> Record:
             log.info("%s (%s) was done on %s", label, opened.fingerprint, cell.record.time)
             return cell.record
         number = cell.record.attempt + 1 if cell.record else 1
-        if number > 1:
-            log.info("%s (%s) runs again, attempt %d", label, opened.fingerprint, number)
+        log.info("%s (%s) runs, attempt %d", label, opened.fingerprint, number)
         try:
             cell.record = attempt(opened, number)
         except Exception:
