@@ -99,7 +99,7 @@ def draw_figure(experiment: Experiment, values: pd.DataFrame, folder: Path) -> P
             with replacing(folder / f"{experiment.name}.{suffix}") as path:
                 figure.savefig(path, format=suffix, dpi=200, metadata=UNDATED[suffix])
     with replacing(folder / f"{experiment.name}.csv") as path:
-        values.to_csv(path, index=False)
+        values.to_csv(path, index=False, float_format="%.10g")  # processors add up in other orders
     return folder / f"{experiment.name}.png"
 
 

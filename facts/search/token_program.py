@@ -184,7 +184,7 @@ class TokenProgram:
             within = sum((lost + price * costs).min(axis=1) for _, lost, costs in tables)
             total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
             total += price * merge * (steps > 0)
-            largest = math.inf if part is chain[-1] else most * counts[0]  # no block behind the last one is misled
+            largest = math.inf if part is chain[-1] else most * counts[0]  # no block behind reads those
             total[(steps < 0) | (steps > largest)] = np.inf  # tokens do not come back
             origins.append(total.argmin(axis=0))
             start = total.min(axis=0)
