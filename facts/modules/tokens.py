@@ -154,8 +154,7 @@ class Merge(nn.Module):
                     "is after the merging: take an estimator of both sides, such as facts"
                 )
             return as_published(call.key.float().mean(dim=1), sizes, number, fixed), torch.ones_like(sizes)
-        x = x.float() if x.dtype == torch.float16 else x  # whose range is small
-        features = F.linear(x, self.directions.to(x.dtype)).float()
+        features = F.linear(x.float(), self.directions.float())  # bfloat16 changes one pair in seventy
         per_weight = call.originals_per_weight(sizes, fixed)
         passes = schedule(x.shape[1] - len(fixed), x.shape[1] - number)
         return by_ward(features, sizes, per_weight, passes, fixed), per_weight
