@@ -31,7 +31,6 @@ LIMITS_AND_DISCOUNTS = ((0.14, 0.5), (0.14, 0.25), (0.25, 1.0), (0.25, 0.5), (0.
 MERGE = 0.004  # of the budget is what a block costs that merges, beside what is counted
 MOST_MERGES = 6  # in one list of blocks: until then, that cost is doubled
 TOLERANCE = 0.03  # of the least error: the plan with the fewest merges within it is taken
-SHARE_BY_TOKENS = 0.75  # of the logarithm of a ratio, if the same number of tokens merges in each block
 NUM_COMPARED = 256  # samples on which plans are compared
 
 
@@ -256,7 +255,7 @@ class TokenProgram:
         return self.tokens_at(high, most, discount, merge)
 
     def plans(self) -> Iterator[Mapping[str, int | None]]:
-        """Counts of tokens to compare: the program's with several limits, and the same number in each block."""
+        """Counts of tokens to compare: the program's with several limits, and, without widths, equal steps."""
         if self.problem.bounds.keys() == {"params"}:  # of which tokens have none
             yield {part.name: None for chain in self.chains for part in chain}
             return
@@ -264,20 +263,7 @@ class TokenProgram:
             yield from (self.spent_on(self.few_merges(most)) for most in LIMITS)
             yield self.problem.at_common_ratio(self.constant)
             return
-        for most, discount in LIMITS_AND_DISCOUNTS:
-            yield self.few_merges(most, discount)
-        ratio = self.problem.budget[self.place] / self.problem.dense[self.place]
-        yield self.at_even_steps(ratio**SHARE_BY_TOKENS)
-
-    def at_even_steps(self, ratio: float) -> dict[str, int | None]:
-        """About as many tokens merged in each of at most `MOST_MERGES` blocks of a list, at equal distances."""
-        counts: dict[str, int | None] = dict(self.constant(ratio))
-        for chain in self.chains:
-            every = -(-len(chain) // MOST_MERGES)
-            for place, part in enumerate(chain):  # as early as the last of so many blocks
-                last = chain[min(place + every, len(chain)) - 1]
-                counts[part.name] = None if place % every else counts[last.name]
-        return counts
+        yield from (self.few_merges(most, discount) for most, discount in LIMITS_AND_DISCOUNTS)
 
     def constant(self, ratio: float) -> dict[str, int]:
         """The same number of tokens merged in each block, such that `ratio` of them remain on average."""
