@@ -1,6 +1,5 @@
 """The task of the profile `photos`: a few labelled photos to calibrate on, others to choose by and to judge by."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
@@ -14,6 +13,7 @@ from facts.tasks.classification.base import evaluate_features, features_of, perc
 from facts.tasks.classification.files import TABLE, Files, ImageFiles
 from facts.tasks.classification.images import ImageFolder, Transform
 from facts.utils.batches import NumberedBatches
+from facts.utils.numerics import shuffled
 from facts.utils.options import options
 
 PARTS = ("calibration", "validation")
@@ -29,20 +29,20 @@ def logits_of(task: "Photos", original: nn.Module, precision: torch.dtype) -> Te
 class Photos(ImageFolder):
     """Photos in the folders `calibration` and `validation` of `root`, with labels in `labels.csv` (`file,label`).
 
-    The factors come from `num_calibration` photos at even steps through the file; searches see `num_sensitivity` of the
-    others or, if there are none, of the same. Validation photos are cropped, not resized: choices are made by every
-    second one, from the first on (`chosen`, `chosen_distance`), and the others judge (`top1`, `distance`, the mean KL
-    divergence of the outputs from the original's). Encoders are judged by their features, on all of them.
+    The factors come from `num_calibration` photos, drawn with `seed`; searches see `num_sensitivity` of the others or,
+    if there are none, of the same. Validation photos are cropped, not resized: choices are made by every second one,
+    from the first on (`chosen`, `chosen_distance`), and the others judge (`top1`, `distance`, the mean KL divergence of
+    the outputs from the original's). Encoders are judged by their features, on all of them.
     """
 
     transform: Transform = "paper"
 
     def chosen_indices(self) -> dict[str, list[int]]:
         """Indices of the calibration photos for each use. Raises `ValueError` if there are too few."""
-        calibration = self._evenly(range(len(self.training_images)), self.num_calibration)
-        used = {*calibration}
-        others = [index for index in range(len(self.training_images)) if index not in used]
-        return {"sensitivity": self._evenly(others or calibration, self.num_sensitivity), "calibration": calibration}
+        order = shuffled(len(self.training_images), self.seed).tolist()
+        calibration = self._some(order, self.num_calibration)
+        others = order[self.num_calibration :] or order
+        return {"sensitivity": self._some(others, self.num_sensitivity), "calibration": calibration}
 
     def inspect(self) -> str:
         self.chosen_indices()
@@ -85,10 +85,10 @@ class Photos(ImageFolder):
             raise ValueError(f"{self.root / TABLE} names no photo in {lacking[0]}/: {advice}")
         return [replace(files, may_change=False) for part in PARTS if isinstance(files := parts[part], Files)]
 
-    def _evenly(self, indices: Sequence[int], number: int) -> list[int]:
-        if number > len(indices):
-            raise ValueError(f"{self.root} has {len(indices)} photos for this use, and {number} are asked for")
-        return list(indices[:: len(indices) // number][:number])
+    def _some(self, order: list[int], number: int) -> list[int]:
+        if number > len(order):
+            raise ValueError(f"{self.root} has {len(order)} photos for this use, and {number} are asked for")
+        return order[:number]
 
     def _cropped(self, model: nn.Module, indices: range) -> NumberedBatches:
         return replace(self, transform="crop")._batches(model, self.validation_images, indices)

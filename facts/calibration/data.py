@@ -103,7 +103,7 @@ class Data:
         return len(self.batches)
 
     def __getitem__(self, part: slice) -> "Data":
-        return Data(self.batches[part], None if self.rows is None else self.rows[part])
+        return self._at(range(len(self))[part])
 
     def __iter__(self) -> Iterator[Batch]:
         if self.rows is None:
@@ -124,9 +124,10 @@ class Data:
             return [len(groups.indices[number]) for number in self.batches.numbers]
         return [batch_size(self.first[0])] * len(self) if self.first else []
 
-    def first_samples(self, number: int) -> "Data":
-        """The first batches that hold this number of samples."""
-        return self[: 1 + sum(total < number for total in accumulate(self.sizes))]
+    def few_samples(self, number: int) -> "Data":
+        """As many batches as hold this number of samples, from everywhere: the samples may be in order of classes."""
+        count = min(len(self), 1 + sum(total < number for total in accumulate(self.sizes)))
+        return self._at([place * len(self) // count for place in range(count)])
 
     def divided(self) -> tuple["Data", "Data"]:
         """The samples to work with and `num_held_out` others, spread evenly, whether they have labels or not.
@@ -161,14 +162,14 @@ class Data:
         indices = [own for each in given if (own := [index for index in each if share.includes(place[index])])]
         key = self.content_key and content_key(self.content_key, indices)
         items, numbers = replace(groups, indices=indices), range(len(indices))
-        return Data(replace(self.batches, items=items, numbers=numbers, content_key=key, slices={}))
+        return Data(replace(self.batches, items=items, numbers=numbers, content_key=key, parts={}))
 
     def _of_rows(self, share: Share) -> "Data":
         """The samples of a share, of each batch."""
         if isinstance(self.batches, NumberedBatches):
             key = self.content_key and content_key(self.content_key, repr(share))
             choose = partial(_both, self.batches.choose, share)
-            return Data(replace(self.batches, choose=choose, content_key=key, slices={}))
+            return Data(replace(self.batches, choose=choose, content_key=key, parts={}))
         starts = accumulate(self.sizes, initial=0)
         found = [share.rows(start, size) for start, size in zip(starts, self.sizes, strict=False)]
         given = self.rows or [range(size) for size in self.sizes]
@@ -177,10 +178,12 @@ class Data:
 
     def _whole(self, share: Share) -> "Data":
         """The batches of a share."""
-        chosen = [place for place in range(len(self)) if share.includes(place)]
+        return self._at([place for place in range(len(self)) if share.includes(place)])
+
+    def _at(self, places: Sequence[int]) -> "Data":
         if isinstance(self.batches, NumberedBatches):
-            return Data(replace(self.batches, numbers=[self.batches.numbers[place] for place in chosen], slices={}))
-        return Data([self.batches[place] for place in chosen])
+            return Data(self.batches.at(places))
+        return Data([self.batches[place] for place in places], self.rows and [self.rows[place] for place in places])
 
 
 def _shares(total: int, least: int, size: int = 1) -> list[Share]:
@@ -218,7 +221,7 @@ def _batches(data: Any, model: nn.Module) -> list[Batch] | NumberedBatches:
     if is_indexed and (type(data).__iter__ is DataLoader.__iter__ or hasattr(data, "set_epoch")):
         data = _numbered(data)
     if isinstance(data, NumberedBatches):
-        return replace(data, finish=partial(_finished, data.finish, model), slices={})
+        return replace(data, finish=partial(_finished, data.finish, model), parts={})
     kept = data if isinstance(data, list | tuple) else map(_copied, data)  # whose batches may share memory
     return [_with_samples(as_pair(batch, model)) for batch in kept]
 

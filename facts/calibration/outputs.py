@@ -119,7 +119,7 @@ def default_error(model: nn.Module, data: Data) -> OutputError:
     if not has_labels and output_kind(model, probe) == "features":
         return squared_error
     loss = loss_of_labels(probe.outputs, targets, problem_of(model))
-    return error_of(loss, model, data.first_samples(NUM_SAMPLES), precision)
+    return error_of(loss, model, data.few_samples(NUM_SAMPLES), precision)
 
 
 def refuse_unfit_network(model: nn.Module) -> None:
@@ -220,7 +220,7 @@ def refuse_unreadable(model: nn.Module, data: Data, precision: torch.dtype, read
     device, tried, model = next(model.parameters()).device, {described(read)}, stand_in(model)
     has_shapes = data.in_memory and not reads_tokens(model)
     with torch.no_grad(), evaluating(model), autocast(device, precision):
-        for inputs, _ in data if has_shapes else data.first_samples(1):
+        for inputs, _ in data if has_shapes else data[:1]:
             sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
             if (kind := described(sample)) not in tried:
                 tried.add(kind)

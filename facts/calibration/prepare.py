@@ -78,7 +78,7 @@ def prepare(
     for each in (given, None if held_out is None else compared):
         if each:
             refuse_unreadable(model, each, precision, probe.sample)
-    few, own_loss = work and work.first_samples(NUM_SAMPLES), None if isinstance(loss, SampledTargets) else loss
+    few, own_loss = work and work.few_samples(NUM_SAMPLES), None if isinstance(loss, SampledTargets) else loss
     kind, loss, output_error = loss_and_error(model, probe, given, few, loss, output_error, outputs)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or isinstance(kind, tuple)))

@@ -66,7 +66,7 @@ def checked_problem(
     sensitivity: Iterable[Any] | None = None,
 ) -> AllocationProblem:
     """The problem of a prepared network, without decompositions. Raises `ValueError` if the search cannot solve it."""
-    few = prepared.data and prepared.data.first_samples(search.num_samples)
+    few = prepared.data and prepared.data.few_samples(search.num_samples)
     if sensitivity is not None:
         few = Data.of(sensitivity, prepared.model, "sensitivity")
     table = prepared.latency_table(prepared.execution.timing.num_turns)

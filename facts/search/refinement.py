@@ -148,10 +148,9 @@ def _place_of_least(
     measured: Callable[[Sequence[Counts], Samples], list[float]], variants: Sequence[Counts], samples: Samples
 ) -> int:
     """The place of the counts with the least error, on all samples if it is the first or among the best on a half."""
-    half = -(-len(samples) // 2)
-    errors = measured(variants, samples[:half])
+    errors = measured(variants, samples[::2])
     finalists = [0, *sorted(range(1, len(variants)), key=errors.__getitem__)[:NUM_FINALISTS]]
-    later = measured([variants[place] for place in finalists], samples[half:])
+    later = measured([variants[place] for place in finalists], samples[1::2])
     return min(zip(finalists, later, strict=True), key=lambda each: errors[each[0]] + each[1])[0]
 
 

@@ -63,7 +63,7 @@ class MILPSearch(Search):
             raise reason
         if problem.sensitivity is None:
             return min(plans, key=lambda each: each[1].error)
-        samples = [(batch, list[Any]()) for batch in problem.sensitivity.first_samples(NUM_COMPARED)]
+        samples = [(batch, list[Any]()) for batch in problem.sensitivity.few_samples(NUM_COMPARED)]
         least, measured = math.inf, list[float]()
         for plan, _ in plans:
             measured.append(summed_error(problem, plan, samples, _close_to(least)))

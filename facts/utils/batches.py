@@ -70,7 +70,7 @@ def unchanged(item: T) -> T:
 
 @dataclass(frozen=True)
 class NumberedBatches:
-    """Batches at `numbers` of a dataset whose items are batches; a slice has the same batches and reads no others.
+    """Batches at `numbers` of a dataset whose items are batches; a part has the same batches and reads no others.
 
     Batches depend only on their number, in every process and after any interruption. `finish` turns an item into a
     batch in the main process, or into None to leave it out; so does `choose`, from the number and the batch. `options`
@@ -83,7 +83,7 @@ class NumberedBatches:
     numbers: Sequence[int]
     options: Mapping[str, Any] = field(default_factory=dict)
     choose: Callable[[int, Any], Any] = lambda number, batch: batch
-    slices: dict[tuple[int | None, ...], "NumberedBatches"] = field(default_factory=dict)
+    parts: dict[tuple[int, ...], "NumberedBatches"] = field(default_factory=dict)
 
     @cached_property
     def loader(self) -> DataLoader:
@@ -100,8 +100,12 @@ class NumberedBatches:
         return len(self.numbers)
 
     def __getitem__(self, part: slice) -> "NumberedBatches":
-        key = part.start, part.stop, part.step  # workers that persist belong to one loader
-        return self.slices.setdefault(key, replace(self, numbers=self.numbers[part], slices={}))
+        return self.at(range(len(self))[part])
+
+    def at(self, places: Sequence[int]) -> "NumberedBatches":
+        """The batches at some places; the same ones each time, since workers that persist belong to one loader."""
+        numbers = [self.numbers[place] for place in places]
+        return self.parts.setdefault(tuple(places), replace(self, numbers=numbers, parts={}))
 
     def __iter__(self) -> Iterator[Any]:
         return self._finished(self.loader)

@@ -150,7 +150,17 @@ def test_a_sample_that_is_drawn_twice_is_held_out_twice():
 def test_a_batch_that_is_an_item_counts_its_samples():
     assert len(Data.of(DataLoader(Dealt(), batch_size=1, collate_fn=lambda items: items[0]), nn.Identity())) == 13
     data = Data.of(DataLoader(NUMBERS.split(50), batch_size=1, collate_fn=lambda items: items[0]), nn.Identity())
-    assert [len(part) for part, _ in data.first_samples(60)] == [50, 50]
+    assert [len(part) for part, _ in data.few_samples(60)] == [50, 50]
+
+
+@pytest.mark.parametrize(
+    "data", [[(part, None) for part in NUMBERS.split(20)], DataLoader(SAMPLES, 20)], ids=["list", "loader"]
+)
+def test_few_samples_are_from_everywhere(data):
+    """Those of a dataset in order of classes would otherwise be of its first classes."""
+    data = Data.of(data, nn.Identity())
+    assert [part[0].item() for part, _ in data.few_samples(61)] == [0, 40, 100, 140]
+    assert len(data.few_samples(20)) == 1 and len(data.few_samples(1000)) == 10
 
 
 def test_shares_have_keys_of_their_own():

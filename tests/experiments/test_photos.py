@@ -64,6 +64,17 @@ def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(make_cell, tmp_pat
     assert [label for _, labels in judging for label in labels.tolist()] == [1, 3]
 
 
+def test_each_draw_calibrates_on_other_photos(tmp_path):
+    root = write_labels(tmp_path, made_up(tmp_path, num_calibration=12, num_validation=1))
+    draws = [Photos(root=root, num_calibration=6, num_sensitivity=4, seed=seed).chosen_indices() for seed in (0, 1)]
+    assert {*draws[0]["calibration"]} != {*draws[1]["calibration"]}
+    for draw in draws:
+        assert {*draw["sensitivity"]}.isdisjoint(draw["calibration"]) and len(draw["sensitivity"]) == 4
+    everything = Photos(root=root, num_calibration=12, num_sensitivity=4).chosen_indices()
+    assert sorted(everything["calibration"]) == [*range(12)]
+    assert everything["sensitivity"] == everything["calibration"][:4] != [0, 1, 2, 3]
+
+
 @pytest.mark.external
 @pytest.mark.skipif(not PHOTOS.exists(), reason=f"no photos in {PHOTOS}")
 def test_units_of_a_published_network_keep_it_useful_on_real_photos(make_cell, tmp_path):
