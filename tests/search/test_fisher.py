@@ -46,7 +46,7 @@ def test_exact_profile_is_that_of_per_sample_gradients():
 
 def test_labels_are_drawn_from_the_network():
     problem = make_problem(sizes=(7,))
-    images, _ = problem.sensitivity[0]
+    images, _ = next(iter(problem.sensitivity))
     drawn = []
     loss = SampledLabels(lambda outputs, labels: drawn.append(labels) or outputs.sum(), seed=3)
     loss(problem.model(images), None)
