@@ -87,7 +87,7 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
 def warn_of_misspelt_metrics(experiments: Iterable[Experiment]) -> None:
     """Name metrics that no table of ours has, but one that is much like them, before any work."""
     files = (read_file("experiment", name) for name in options_of_group("experiment") if is_ours(name))
-    known = {metric for file in files for metric in file.get("metrics", {})}
+    known = {metric for file in files for each in (file, file.get("photos", {})) for metric in each.get("metrics", {})}
     for experiment in experiments:
         for metric in experiment.metrics.keys() - known:
             for near in get_close_matches(metric, known, 1):
