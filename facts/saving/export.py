@@ -57,9 +57,9 @@ def export_onnx(
     `output` of a network of transformers is its logits, or else the features of the whole image (`image_embeds` or
     `pooler_output`).
     In float32, ONNX Runtime must match PyTorch's outputs to 1e-4 of the largest, on the batch `example` and with one
-    more sample; otherwise nothing is written and `ValueError` is raised. `int8` is data as for `facts.prepare`; its
-    first 300 samples calibrate ONNX Runtime's static quantization. Returns the relative squared error of the outputs on
-    32 of them (0 in float32). Weights above 1.5 GB are stored as `<path>.data`. Raises `ModuleNotFoundError` without
+    more sample; otherwise nothing is written and `ValueError` is raised. `int8` is data as for `facts.prepare`; 300 of
+    its samples calibrate ONNX Runtime's static quantization. Returns the relative squared error of the outputs on 32 of
+    them (0 in float32). Weights above 1.5 GB are stored as `<path>.data`. Raises `ModuleNotFoundError` without
     `facts[export]`, and `ValueError` for a network that is not in float32, for unsuitable data, or if the outputs in
     int8 are no better than zeros.
     """
@@ -202,8 +202,8 @@ def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
 
 
 def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[Tensor]:
-    """The first 300 samples `[1, ...]`. Raises `ValueError` if there are none, or shapes differ from the example's."""
-    given = (batch for batch, _ in Data.of(data, model, "int8 calibration"))
+    """300 samples `[1, ...]`. Raises `ValueError` if there are none, or shapes differ from the example's."""
+    given = (batch for batch, _ in Data.of(data, model, "int8 calibration").few_samples(NUM_SAMPLES))
     inputs = (batch["pixel_values"] if isinstance(batch, Mapping) else batch for batch in given)
     samples = list(islice(chain.from_iterable(batch.cpu().split(1) for batch in inputs), NUM_SAMPLES))
     wanted = described(example[:1])
@@ -262,7 +262,7 @@ def export_openvino(
 ) -> float:
     """Write the network to `path`, an `.xml`, and a `.bin` next to it, in float32 or calibrated int8.
 
-    `int8` is data as for `facts.prepare`, with inputs shaped as `example`, of which the first 300 are used. NNCF's
+    `int8` is data as for `facts.prepare`, with inputs shaped as `example`, of which 300 samples are used. NNCF's
     post-training quantization rounds weights and activations, with its scheme for transformers. Returns the relative
     squared error of the outputs on 32 samples (0 in float32, where outputs are compared as in `export_onnx`). Raises
     `ModuleNotFoundError` without `facts[openvino]`, `ValueError` for unsuitable data or int8 outputs as bad as zeros.

@@ -25,7 +25,7 @@ from facts.utils.progress import with_progress
 
 NUM_ROUNDS = 4
 NUM_ALONE, NUM_TOGETHER = 2, 3  # pairs of changes: measured by themselves, and at most so many at once
-NUM_FINALISTS = 2  # of those pairs; the others are measured on the first half of the samples only
+NUM_FINALISTS = 2  # of those pairs; the others are measured on one half of the samples only
 STEPS = 12  # of so many equal ones, the first changes move one
 NUM_SCREENED = 64  # samples, or one batch, on which single changes are measured
 Counts = dict[str, int]
