@@ -98,9 +98,18 @@ def _earlier_searches() -> pd.DataFrame:
     return lines.melt(["row", "column"], ["top1", "search_minutes"], "metric", "ours")
 
 
+def _earlier_int8() -> pd.DataFrame:
+    lines = read("results/photos/earlier/int8.csv").rename(columns={"format": "row"})
+    widths = lines.ratio.map(lambda ratio: "" if ratio == 1 else f", {100 * ratio:.0f} %")
+    names = {"top1": "exported_top1", "MB": "megabytes", "speed-up": "speedup"}
+    lines = lines.assign(column="DeiT-Tiny" + widths).rename(columns=names)
+    return lines.melt(["row", "column"], list(names.values()), "metric", "ours")
+
+
 EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
     "baselines": lambda: read("results/photos/earlier/baselines.csv"),
     "beyond": _earlier_beyond,
+    "int8": _earlier_int8,
     "search_methods": _earlier_searches,
 }
 
@@ -203,8 +212,8 @@ def baselines() -> Rows:
 def int8() -> Rows:
     yield "DeiT-Tiny in OpenVINO", "top-1", "speed-up", "file [MB]"
     for row in ("float32", "int8"):
-        for title in ("dense", "units at 80 %", "units at 70 %", "units and tokens at 50 %"):
-            place = ("photos/int8", row, f"DeiT-Tiny, {title}")
+        for column, title in {"": "dense", ", 80 %": "units at 80 %", ", 70 %": "units at 70 %"}.items():
+            place = ("photos/int8", row, f"DeiT-Tiny{column}")
             top1, speedup, size = (at(*place, metric) for metric in ("exported_top1", "speedup", "megabytes"))
             yield f"{row}, {title}", f"{top1:.1f}", f"{speedup:.1f}", f"{size:.0f}"
 
