@@ -91,6 +91,11 @@ def _earlier_beyond() -> pd.DataFrame:
     return lines.drop_duplicates(["row", "column"]).assign(metric="top1")
 
 
+def _earlier_fisher() -> pd.DataFrame:
+    lines = read("results/photos/earlier/fisher_estimators.csv").rename(columns={"method": "row"})
+    return lines.melt("row", ["cosine", "top1"], "metric", "ours").assign(column="ViT-Tiny")
+
+
 def _earlier_searches() -> pd.DataFrame:
     lines = read("results/photos/earlier/search_methods.csv").rename(columns={"search": "row"})
     lines["column"] = "ViT-Tiny, " + (100 * lines.ratio).round().astype(int).astype(str) + " %"
@@ -100,15 +105,22 @@ def _earlier_searches() -> pd.DataFrame:
 
 def _earlier_int8() -> pd.DataFrame:
     lines = read("results/photos/earlier/int8.csv").rename(columns={"format": "row"})
-    widths = lines.ratio.map(lambda ratio: "" if ratio == 1 else f", {100 * ratio:.0f} %")
+    widths = lines.ratio.map(lambda ratio: ", dense" if ratio == 1 else f", units at {100 * ratio:.0f} %")
     names = {"top1": "exported_top1", "MB": "megabytes", "speed-up": "speedup"}
     lines = lines.assign(column="DeiT-Tiny" + widths).rename(columns=names)
     return lines.melt(["row", "column"], list(names.values()), "metric", "ours")
 
 
+def _earlier_moments() -> pd.DataFrame:
+    mean = read("results/photos/earlier/cross_moments.csv").operator.mean()
+    return pd.DataFrame({"row": ["FACTS"], "column": "ViT-Tiny", "metric": "cross_operator", "ours": mean})
+
+
 EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
     "baselines": lambda: read("results/photos/earlier/baselines.csv"),
     "beyond": _earlier_beyond,
+    "cross_moments": _earlier_moments,
+    "fisher_estimators": _earlier_fisher,
     "int8": _earlier_int8,
     "search_methods": _earlier_searches,
 }
@@ -212,8 +224,8 @@ def baselines() -> Rows:
 def int8() -> Rows:
     yield "DeiT-Tiny in OpenVINO", "top-1", "speed-up", "file [MB]"
     for row in ("float32", "int8"):
-        for column, title in {"": "dense", ", 80 %": "units at 80 %", ", 70 %": "units at 70 %"}.items():
-            place = ("photos/int8", row, f"DeiT-Tiny{column}")
+        for title in ("dense", "units at 80 %", "units at 70 %"):
+            place = ("photos/int8", row, f"DeiT-Tiny, {title}")
             top1, speedup, size = (at(*place, metric) for metric in ("exported_top1", "speedup", "megabytes"))
             yield f"{row}, {title}", f"{top1:.1f}", f"{speedup:.1f}", f"{size:.0f}"
 

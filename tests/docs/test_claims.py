@@ -55,7 +55,7 @@ def mean_of(row: str) -> float:
 
 
 def speed_of(row: str, ratio: int | None = None) -> float:
-    return at("photos/int8", row, "DeiT-Tiny" + (f", {ratio} %" if ratio else ""), "speedup")
+    return at("photos/int8", row, f"DeiT-Tiny, {f'units at {ratio} %' if ratio else 'dense'}", "speedup")
 
 
 def gain_of(row: str, ratio: int) -> float:
@@ -98,14 +98,14 @@ README: dict[str, Callable[[], bool]] = {
         for row in (DENSE, BOTH, TOME, UNITS)
         for column in columns(80, 70, 60, 50)
     ),
-    "At half of the FLOPs, the default loses one or two points.": lambda: all(
-        1 <= round(-ahead(BOTH, DENSE, column)[0]) <= 2 for column in columns(50)
+    "At half of the FLOPs, the default loses one to three points.": lambda: all(
+        1 <= round(-ahead(BOTH, DENSE, column)[0]) <= 3 for column in columns(50)
     ),
-    "It is ahead of ToMe by two standard errors there": lambda: all(
-        round(errors_ahead(TOME, column)) == 2 for column in columns(50)
+    "It is ahead of ToMe by more than one standard error there": lambda: all(
+        errors_ahead(TOME, column) > 1 for column in columns(50)
     ),
-    "its outputs are about half as far from the original's, or less.": lambda: all(
-        distance(BOTH, column) / distance(TOME, column) < 0.51 for column in columns(50)
+    "its outputs are at most half as far from the original's.": lambda: all(
+        distance(BOTH, column) / distance(TOME, column) <= 0.5 for column in columns(50)
     ),
     "With fewer FLOPs, it is far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, column) == 1 for column in columns(50)),
@@ -135,14 +135,16 @@ RESULTS: dict[str, Callable[[], bool]] = {
         > top1("structured_pruning", "FACTS + CoRS, finetuned 1 epoch", "DeiT-B")
         < top1("structured_pruning", "FACTS + CoRS", "DeiT-B")
     ),
-    "Down to 60 % of the FLOPs, the DeiT-Tiny's default is within one standard error of ToMe": lambda: all(
-        abs(errors_ahead(TOME, f"DeiT-Tiny, {ratio} %")) <= 1 for ratio in (80, 70, 60)
+    "the default is ahead of ToMe by about one standard error on the DeiT-Tiny": lambda: all(
+        round(errors_ahead(TOME, f"DeiT-Tiny, {ratio} %")) == 1 for ratio in (80, 70, 60)
     ),
-    "and the ViT-Tiny's is ahead by one to three.": lambda: all(
-        1 < errors_ahead(TOME, f"ViT-Tiny, {ratio} %") < 3 for ratio in (80, 70, 60)
+    "and by two or three on the ViT-Tiny.": lambda: all(
+        round(errors_ahead(TOME, f"ViT-Tiny, {ratio} %")) in (2, 3) for ratio in (80, 70, 60)
     ),
-    "At half, both are ahead by two.": lambda: all(round(errors_ahead(TOME, column)) == 2 for column in columns(50)),
-    "Below half, they are far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
+    "At half, it is ahead by more than one on both.": lambda: all(
+        errors_ahead(TOME, column) > 1 for column in columns(50)
+    ),
+    "Below half, it is far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
     "Units alone lose much more; low-rank layers lose most": lambda: all(
         on_all_photos(BOTH, column) - 10
         > top1("photos/units", UNITS, column)
@@ -260,8 +262,8 @@ RESULTS: dict[str, Callable[[], bool]] = {
 
 CHOOSING: dict[str, Callable[[], bool]] = {
     "Int8 costs less than narrower units, and saves more.": lambda: (
-        at("photos/int8", "int8", "DeiT-Tiny", "exported_top1")
-        > at("photos/int8", "float32", "DeiT-Tiny, 80 %", "exported_top1")
+        at("photos/int8", "int8", "DeiT-Tiny, dense", "exported_top1")
+        > at("photos/int8", "float32", "DeiT-Tiny, units at 80 %", "exported_top1")
         and speed_of("int8") > max(speed_of("float32", ratio) for ratio in (80, 70, 50))
     ),
     "Units add a little speed to it": lambda: all(1 < gain_of("int8", ratio) < 1.25 for ratio in (80, 70)),
