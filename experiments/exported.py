@@ -13,7 +13,7 @@ from facts.cost.count import count_flops
 from facts.cost.timing import TimingPolicy
 from facts.estimators import Estimator
 from facts.saving.export import benchmark, loaded, runtimes_of
-from facts.tasks.classification.base import percentage
+from facts.tasks.classification.base import features_of, percentage
 from facts.utils.options import Count, options
 
 for name in ("onnx_ir", "onnxscript"):
@@ -55,9 +55,9 @@ class Exported(Analysis):
             given = torch.cat([call(images).argmax(dim=1) for images, _ in batches])
             times = self.timing.times({"own": partial(call, images), "original": partial(original, images)})
         speed = {"latency_ms": 1000 * times["own"].median, "speedup": 1 / times["own"].ratio(times["original"])}
-        with torch.no_grad():
-            expected = torch.cat([network(images).argmax(dim=1) for images, _ in batches])
-        right, same = (given == other for other in (torch.cat([labels for _, labels in batches]), expected))
+        logits, labels = features_of(network, batches)
+        assert labels is not None
+        right, same = given == labels, given == logits.argmax(dim=1)
         shares = {"exported_top1": percentage(right), "agreement": percentage(same)}
         outcomes = {"exported_top1": right, "agreement": same}
         return Findings({**shares, "megabytes": size / 1e6, **speed}, {}, outcomes)
