@@ -357,8 +357,8 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
     first = means[means == means.agg(which)].index[0]
     text, is_several = f"{experiment.row_titles.get(first, first)} is best", num_columns > 1
     text += f" or level with the best in {counts.max()} of {num_columns} columns" * is_several
-    others = f", {'as are' if is_several else 'level with'} {len(means) - 1} of {num_others} others"
-    return text + others * (len(means) > 1)
+    together = ("as is" if len(means) == 2 else "as are") if is_several else "level with"
+    return text + f", {together} {len(means) - 1} of {num_others} others" * (len(means) > 1)
 
 
 def screen_tables(experiment: Experiment, entries: Collection[Entry]) -> Iterator[Table]:
