@@ -25,7 +25,8 @@ from experiments.record import ERRORS_APART, Record, paired_difference, standard
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
 PURPLE, SKY = "#CC79A7", "#56B4E9"
 COLUMN_COLORS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)  # of networks, in order
-# A method has the colour of what it compresses in every figure; marks tell those of one colour apart.
+# FACTS has the colour of what it compresses in every figure, other estimators are grey; marks tell those of one colour
+# apart.
 PART_COLORS = {"layers": BLUE, "pivoted": SKY, "units": GREEN, "tokens": PURPLE, "units,tokens": VERMILION}
 MINUS = "\N{MINUS SIGN}"
 MARKERS = "osD^vPX"
@@ -221,12 +222,13 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
 
 
 def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
-    """Choose the colour of what a method compresses, and a mark by its place among the rows; the original is black."""
+    """Choose a colour by what a method compresses and how, and a mark by its place; the original is black."""
     settings = dict(override.replace("'", "").split("=", 1) for override in experiment.rows.get(row, ()))
     parts = settings.get("parts") or ("pivoted" if settings.get("form") == "pivoted" else "layers")
+    color = GREY if settings.get("estimator", "facts") != "facts" else PART_COLORS.get(parts, GREY)
     is_original, number = row in experiment.unranked, [*experiment.rows, row].index(row)
     return {
-        "color": BLACK if is_original else PART_COLORS.get(parts, GREY),
+        "color": BLACK if is_original else color,
         "linestyle": ":" if is_original else "--" if "finetuning" in settings else "-",
         "marker": MARKERS[number % len(MARKERS)],
     }
