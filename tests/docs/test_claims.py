@@ -246,9 +246,8 @@ RESULTS: dict[str, Callable[[], bool]] = {
         < at("llm", "SVD-LLM", "perplexity")
         < at("llm", "GFWSVD", "perplexity")
     ),
-    "PELA, which retrains the whole network, and finetuned FACTS exceed the dense detector": lambda: all(
-        at("detection", row, "box_map") > at("detection", "Baseline", "box_map")
-        for row in ("PELA, retrained in stages", "FACTS, finetuned 1 epoch")
+    "Finetuned FACTS exceeds the dense detector": lambda: (
+        at("detection", "FACTS, finetuned 1 epoch", "box_map") > at("detection", "Baseline", "box_map")
     ),
     "with other ranks they are slower than the dense network": lambda: all(
         at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", "50% of the FLOPs", of="speed-up") < 1
