@@ -167,9 +167,8 @@ def ahead(row: str, other: str, column: str, halves: Collection[str] = ("top1", 
     outcomes = [record_of(each, column)["outcomes"] for each in (row, other)]
     better, worse = (np.concatenate([unpacked(each[half]) for half in halves]) for each in outcomes)
     error = 100 * (better.astype(float) - worse).std(ddof=1) / sqrt(len(better))
-    return float(
-        np.mean([at("photos/tokens", row, column, half) - at("photos/tokens", other, column, half) for half in halves])
-    ), error
+    apart = [at("photos/tokens", row, column, half) - at("photos/tokens", other, column, half) for half in halves]
+    return float(np.mean(apart)), error
 
 
 def kept_parameters(row: str, column: str) -> float:
