@@ -203,6 +203,15 @@ def halves() -> Rows:
             yield f"{network}, {title}", *(f"{at('photos/tokens', *place, metric):.1f}" for place in places)
 
 
+def sizes() -> Rows:
+    ratios = (80, 70, 60, 50, 40, 30)
+    yield "parameters that remain [%]", *(f"{ratio} %" for ratio in ratios)
+    for network in TINY:
+        for title, row in {"units and tokens": BOTH, "units": UNITS}.items():
+            kept = (100 * kept_parameters(row, f"{network}, {ratio} %") for ratio in ratios)
+            yield f"{network}, {title}", *(f"{percent:.0f}" for percent in kept)
+
+
 def recovered() -> Rows:
     yield "DeiT-Tiny at 50 %", "before", "recovered"
     for title in ("pivoted", "units"):
@@ -401,7 +410,7 @@ def _link(path: str) -> str:
 TABLES: dict[str, Callable[[], Rows]] = {
     each.__name__: each
     for each in (
-        *(estimators, searches, photos, differences, halves, recovered, baselines, int8),
+        *(estimators, searches, photos, differences, halves, sizes, recovered, baselines, int8),
         *(paper_claims, paper_map, digits, tasks, speed, speed_on_gpu, speed_of_tokens),
     )
 }

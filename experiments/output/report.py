@@ -3,6 +3,7 @@
 It shows the measurements, their provenance, and why the others are missing.
 """
 
+import copy
 import io
 import re
 from base64 import b64encode
@@ -146,6 +147,12 @@ def read_result(experiment: Experiment, folder: Path) -> Result:
     records = {place: record for place, record in found.items() if record}
     draws = published | {record.fingerprint: record for record in records.values()}
     figure = folder / "figures" / f"{experiment.name}.png"
+    old = dict.fromkeys(row for (row, _), record in records.items() if is_outdated(record))
+    if old:
+        titles = (experiment.row_titles.get(row, row) for row in old)
+        which = "all" if len(old) == len(experiment.rows) else "; ".join(titles)
+        experiment = copy.deepcopy(experiment)
+        experiment.notes = [*experiment.notes, f"Measured before the code changed: {which}."]
     return Result(experiment, entries, records, [*draws.values()], figure if figure.exists() else None)
 
 

@@ -116,7 +116,7 @@ def draw_again(folder: Path) -> None:
         experiment = titled(experiment, folder.name)
         result, path = read_result(experiment, folder), folder / "figures" / f"{experiment.name}.csv"
         if experiment.metrics and result.has_begun:
-            write_tables(experiment, [*result.entries.values()], folder / "tables")
+            write_tables(result.experiment, [*result.entries.values()], folder / "tables")
         if experiment.figure and path.exists():
             values = values_of(experiment, result.records)
             values = pd.read_csv(path) if values.empty else values

@@ -55,6 +55,7 @@ from facts.utils.batches import (
     reading,
     to_device,
 )
+from facts.utils.numerics import mean_and_error
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
@@ -308,14 +309,12 @@ def distance(
         errors, sizes = errors[~unknown], sizes[~unknown]
     if num_zero:
         log.warning("outputs of %d samples are all zeros: their error is 1 if they change, or else 0", num_zero)
-    mean, num_samples = (errors.sum() / sizes.sum()).item(), int(sizes.sum())
+    (mean, standard_error), num_samples = mean_and_error(errors, sizes), int(sizes.sum())
     share = mean if isinstance(output_error, SquaredError) else None
     if output_error in DIVERGENCES and (known := information.total()) > LEAST_INFORMATION * num_samples:
         share = errors.sum().item() / known
     if not math.isfinite(mean):
         raise ValueError(f"the error of the outputs of {num_samples} samples is {mean}: check that they are finite")
-    deviations = (errors - mean * sizes).square().sum() * len(sizes) / (len(sizes) - 1)
-    standard_error = deviations.sqrt().item() / num_samples if len(sizes) > 1 else None
     return Distance(mean, share, num_samples, standard_error)
 
 

@@ -35,9 +35,10 @@ from facts.saving.manifest import MANIFEST, Metrics
 from facts.tasks.base import pass_over
 from facts.tasks.classification.base import are_right, data_config, evaluate_features, num_classes
 from facts.tasks.classification.images import ImageFolder
-from facts.tasks.language import Corpus, Split, losses_of_windows, windows
+from facts.tasks.language import Corpus, Split, losses_of_windows, perplexity_of, windows
 from facts.utils.files import at_home
 from facts.utils.hub import REPOSITORY
+from facts.utils.numerics import mean_and_error
 from facts.utils.options import first_line
 
 log = logging.getLogger(__name__)
@@ -309,16 +310,13 @@ def measured(
             outcomes = {"agreement": 100 * agreement(model, original, held_out, precision).double()}
     else:
         outcomes = {"top1": 100 * task.evaluate(model, precision).outcomes["top1"].double()}
-    found = {}
+    metrics = {}
     for name, samples in outcomes.items():
-        value, scale = samples.mean(), 1.0
-        if name == "perplexity":
-            value = value.exp()  # windows are equally long; d exp(x) = exp(x) dx
-            scale = value.item()
-        found[name] = value.item()
-        if len(samples) > 1:
-            found[name + STANDARD_ERROR] = scale * samples.std().item() / len(samples) ** 0.5
-    return found | {"num_samples": len(samples)}
+        summed = perplexity_of if name == "perplexity" else mean_and_error
+        metrics[name], error = summed(samples, torch.ones_like(samples))  # windows are equally long
+        if error is not None:
+            metrics[name + STANDARD_ERROR] = error
+    return metrics | {"num_samples": len(samples)}
 
 
 def warn_of_chance(metrics: dict[str, float], original: nn.Module) -> None:

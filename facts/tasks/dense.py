@@ -6,7 +6,7 @@ Networks are those of `facts.models.openmmlab`.
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,13 +36,14 @@ from facts.tasks.base import Evaluation, Task, by_workers, chosen_indices_of, fi
 from facts.utils.batches import Groups, NumberedBatches
 from facts.utils.cache import content_key
 from facts.utils.distributed import loader_workers
-from facts.utils.numerics import seed_of, seeded, shuffled
+from facts.utils.numerics import jackknife_errors, seed_of, seeded, shuffled
 from facts.utils.options import Count, options
 from facts.utils.progress import progress_of, silence
 
 Split = Literal["train", "val"]
 COARSEST = 3  # of the maps from the backbone's stages: FPN's `fpn_convs.3.conv`
 NONE = -1  # the label of a row of padding
+NUM_GROUPS = 10  # of images, each left out once for the errors of metrics
 METRICS = {
     f"{ours}_map{threshold}": f"{theirs}_mAP{threshold}"
     for ours, theirs in (("box", "bbox"), ("mask", "segm"))
@@ -170,7 +171,14 @@ class DensePrediction(Task):
 
         pass_over(self.evaluation(model), model, add, precision)
         with progress_of("metrics"), silence():
-            return Evaluation(self.renamed(metric.evaluate(len(dataset))))
+            results = [*metric.results]
+            errors = jackknife_errors(partial(self.computed, metric), results, NUM_GROUPS)
+            return Evaluation(self.computed(metric, results) | {f"{name}_error": each for name, each in errors.items()})
+
+    def computed(self, metric: BaseMetric, results: list[Any]) -> dict[str, float]:
+        """The library's metrics of the results of some images."""
+        metric.results = [*results]  # which are cleared then
+        return self.renamed(metric.evaluate(len(results)))
 
     def _batches(
         self, model: nn.Module, dataset: BaseDataset, indices: Sequence[int], seed: tuple = (), as_samples: bool = False
@@ -218,6 +226,10 @@ class Coco(DensePrediction):
     def metric(self) -> CocoMetric:
         with silence():
             return CocoMetric(ann_file=str(self._annotations("val")), metric=["bbox", "segm"])
+
+    def computed(self, metric: CocoMetric, results: list[Any]) -> dict[str, float]:
+        metric.img_ids = [truth["img_id"] for truth, _ in results]
+        return super().computed(metric, results)
 
     def renamed(self, measured: dict[str, float]) -> dict[str, float]:
         # The metric has no entry for a network that finds nothing.

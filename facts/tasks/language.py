@@ -19,7 +19,7 @@ from facts.tasks.base import ClassLogits, Evaluation, pass_over
 from facts.utils.cache import content_key
 from facts.utils.files import at_home
 from facts.utils.hub import HUB, answers, fetched
-from facts.utils.numerics import seed_of, shuffled
+from facts.utils.numerics import mean_and_error, seed_of, shuffled
 from facts.utils.options import Count, needing, options
 from facts.utils.progress import progress_of, silence
 
@@ -113,8 +113,9 @@ class Language(ClassLogits):
     def evaluate(
         self, model: nn.Module, precision: torch.dtype = torch.float32, original: nn.Module | None = None
     ) -> Evaluation:
-        """Measure the perplexity, and accuracies in percent: per benchmark and their mean."""
-        metrics = {"perplexity": perplexity(model, self.evaluation(model), precision)}
+        """Measure perplexity, its error over windows, and accuracies in percent: per benchmark and their mean."""
+        value, error = perplexity_of(*losses_of_windows(model, self.evaluation(model), precision))
+        metrics = {"perplexity": value} | ({} if error is None else {"perplexity_error": error})
         if self.benchmarks():
             found = self._accuracies(model, precision)
             metrics["accuracy"] = sum(found.values()) / len(found)
@@ -265,8 +266,14 @@ def windows(tokens: Tensor, length: int) -> Tensor:
 
 def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
     """exp of the mean loss over all next tokens; the first token of a window is not predicted."""
-    losses, counts = losses_of_windows(model, batches, precision)
-    return (losses.sum() / counts.sum()).exp().item()
+    return perplexity_of(*losses_of_windows(model, batches, precision))[0]
+
+
+def perplexity_of(losses: Tensor, counts: Tensor) -> tuple[float, float | None]:
+    """Perplexity from the losses and next tokens of windows `[N]`, and its standard error, None for one window."""
+    mean, error = mean_and_error(losses, counts)
+    value = torch.tensor(mean, dtype=torch.float64).exp().item()
+    return value, None if error is None else value * error  # d exp(x) = exp(x) dx
 
 
 def losses_of_windows(

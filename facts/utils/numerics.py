@@ -1,7 +1,7 @@
-"""Factorisations that succeed on every device, and random draws that depend only on their seed."""
+"""Factorisations that succeed on every device, random draws that depend only on their seed, and standard errors."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,3 +53,27 @@ def seeded(*parts: Any, device: torch.device | None = None) -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+def mean_and_error(sums: Tensor, sizes: Tensor) -> tuple[float, float | None]:
+    """Mean over all members of groups `[N]` of these sizes, and its standard error over groups, None for one.
+
+    The error is that of a ratio of two sums, to first order.
+    """
+    mean = sums.sum() / sizes.sum()
+    if len(sizes) == 1:
+        return mean.item(), None
+    variance = (sums - mean * sizes).square().sum() * len(sizes) / (len(sizes) - 1)
+    return mean.item(), (variance.sqrt() / sizes.sum()).item()
+
+
+def jackknife_errors(
+    compute: Callable[[list[Any]], Mapping[str, float]], samples: Sequence[Any], num_groups: int
+) -> dict[str, float]:
+    """Standard errors of what is computed from samples, from leaving out each of `num_groups` groups of them."""
+    num_groups = min(num_groups, len(samples))
+    if num_groups < 2:
+        return {}
+    kept = ([each for place, each in enumerate(samples) if place % num_groups != group] for group in range(num_groups))
+    found = [compute(each) for each in kept]
+    return {name: (num_groups - 1) ** 0.5 * float(np.std([each[name] for each in found])) for name in found[0]}

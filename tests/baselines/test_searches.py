@@ -39,9 +39,8 @@ def test_the_gradient_is_finite_where_values_tie(values):
 
 def test_the_gradient_of_the_ranks_is_that_of_finite_differences():
     """Both gradients, of the network's loss and of the cost, at ranks that are not whole."""
-    problem = make_problem()
+    problem, ((images, labels),) = make_problem(), image_batches([8])
     layers = [TruncatedLayer(problem, name, 3.0) for name in problem.layers]
-    (images, labels), *_ = image_batches([8])
 
     def loss_and_cost(ranks):
         with replaced_forwards({layer.dense: layer.forward for layer in layers}):
@@ -85,8 +84,7 @@ def divergence(problem, plan, temperature):
 def test_errors_follow_the_energy_that_is_lost():
     """From the divergence at a tenth of the cost, rank 2 of 21."""
     problem = wide_problem(bounds={"flops": 0.6})
-    model = LEMSSearch(rank_multiple=4, temperature=0.5)
-    for name, errors in model.errors(problem).items():
+    for name, errors in LEMSSearch(rank_multiple=4, temperature=0.5).errors(problem).items():
         assert list(errors) == [4, 8, 12, 16]
         measured = divergence(problem, dict.fromkeys(problem.parts) | {name: 2}, temperature=0.5)
         lost = discarded_energies(problem.layers[name].weight.detach(), None, None)
@@ -216,10 +214,7 @@ def test_training_moves_ranks_to_the_layer_that_matters(search):
         x = images.flatten(1)[:, :12]
         return 5 * net.used(x) + 1e-3 * net.ignored(x)
 
-    model, batches = (
-        Net(fork, **linears("used", "ignored")),
-        image_batches([32] * 4, num_classes=12, dtype=torch.float32),
-    )
+    model, batches = Net(fork, **linears("used", "ignored")), image_batches([32] * 4, dtype=torch.float32)
     batches = [(images, model(images).argmax(dim=1)) for images, _ in batches]
     plan = facts.compress(model, batches, search=search, ratio=0.6).plan
     assert (plan["used"] or 12) > (plan["ignored"] or 12)

@@ -39,36 +39,33 @@ UNREADABLE = (
     ((1, 2, 3), r"must be \(inputs, targets\), .*, got a tuple of 3$"),
     ((["a cat", "a dog"], torch.tensor([0, 1])), r"hold no tensor, but list: give \(inputs, targets\)"),
     ({"text": ["a cat"], "label": torch.tensor([0])}, "hold no tensor, but dict of text: list: give"),
-    (["a cat", "a dog"], "hold no tensor, but str: give"),
     ({"text": ["a cat"], "image": torch.ones(1, 3, 8, 8)}, r"dict of text: list, image: float32 \[1, 3, 8, 8\] \("),
     ({"image": torch.ones(4, 3, 8, 8)}, r"dict of image: float32 \[4, 3, 8, 8\] \(.*\): .* or a mapping if"),
     (torch.ones(4, 1, 8, 8), r"cannot read the first sample of float32 \[4, 1, 8, 8\] \(.*in the type of the"),
-    (torch.ones(4, 3, 8, 8).byte(), r"cannot read the first sample of uint8 \[4, 3, 8, 8\] \("),
-    (torch.ones(4, 3, 12, 12), r"cannot read the first sample of float32 \[4, 3, 12, 12\] \("),
 )
 test_what_the_network_cannot_read = refused(*UNREADABLE, by=lambda batch, model: facts.compress(model, [batch, batch]))
 test_nor_later = refused(*UNREADABLE, by=lambda batch, model: facts.compress(model, [GOOD, batch, batch]))
 
 
-USES = {
-    "calibration": lambda model, data: facts.compress(model, data, **QUICK),
-    "held out": lambda model, data: facts.compress(facts.prepare(model, [GOOD], held_out=data), **QUICK),
-    "sensitivity": lambda model, data: facts.compress(model, [GOOD], sensitivity=data, search="cors"),
-    "recovery": lambda model, data: facts.recover(facts.compress(model, [GOOD], **QUICK), data, epochs=1),
-}
-
-
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, data: facts.compress(model, data, **QUICK),
+        lambda model, data: facts.compress(facts.prepare(model, [GOOD], held_out=data), **QUICK),
+        lambda model, data: facts.compress(model, [GOOD], sensitivity=data, search="cors"),
+        lambda model, data: facts.recover(facts.compress(model, [GOOD], **QUICK), data, epochs=1),
+    ],
+    ids=["calibration", "held out", "sensitivity", "recovery"],
+)
 def test_so_is_a_later_batch_of_any_data(use, model):
     odd = [GOOD, torch.ones(4, 3, 12, 12)]
     for data in (odd, DataLoader(odd, batch_size=None)):  # a list is looked through beforehand
-        refuses(r"EveryShape cannot read .* of float32 \[\d, 3, 12, 12\] \(", USES[use], model, data)
+        refuses(r"EveryShape cannot read .* of float32 \[\d, 3, 12, 12\] \(", use, model, data)
 
 
 FOLLOW = "the targets of a language model are the tokens that follow"
-PADDED = {"input_ids": TOKENS, "attention_mask": TOKENS % 8 < 5}
 test_texts_are_not_padded_and_targets_follow = refused(
-    ([PADDED], r"the texts are padded, .*: cut them into windows of one length"),
+    ([{"input_ids": TOKENS, "attention_mask": TOKENS % 8 < 5}], "padded, .*: cut them into windows of one length"),
     ([(TOKENS, TOKENS)], FOLLOW),
     ([(TOKENS, torch.ones_like(TOKENS))], FOLLOW),
     (TOKENS.flatten(), r"tokens must come as windows \[N, T\], not as int64 \[24\]"),
@@ -76,25 +73,23 @@ test_texts_are_not_padded_and_targets_follow = refused(
 )
 
 
-class TestLanguageModels:
-    def test_every_form_of_tokens(self):
-        model = make_causal_lm()
-        forms = [TOKENS, {"input_ids": TOKENS}, {"input_ids": TOKENS, "labels": TOKENS, "attention_mask": TOKENS >= 0}]
-        for batch in forms:
-            ((tokens, targets),) = Data.of([batch], model)
-            assert tokens.equal(TOKENS)
-            assert targets.equal(facts.next_tokens(TOKENS))
-        labels = TOKENS.masked_fill(TOKENS % 8 < 3, -100)
-        ((_, targets),) = Data.of([{"input_ids": TOKENS, "labels": labels}], model)
-        assert targets[0].tolist() == [-100, -100, 3, 4, 5, 6, 7, -100]
+def test_every_form_of_tokens():
+    model = make_causal_lm()
+    for more in (None, {}, {"labels": TOKENS, "attention_mask": TOKENS >= 0}):
+        ((tokens, targets),) = Data.of([TOKENS if more is None else {"input_ids": TOKENS, **more}], model)
+        assert tokens.equal(TOKENS) and targets.equal(facts.next_tokens(TOKENS))
+    labels = TOKENS.masked_fill(TOKENS % 8 < 3, -100)
+    ((_, targets),) = Data.of([{"input_ids": TOKENS, "labels": labels}], model)
+    assert targets[0].tolist() == [-100, -100, 3, 4, 5, 6, 7, -100]
 
-    def test_an_encoder_and_a_decoder(self, transformers):
-        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
-        config = transformers.T5Config(**sizes, decoder_start_token_id=0)
-        model = transformers.T5ForConditionalGeneration(config).eval()
-        result = facts.compress(model, [{"input_ids": TOKENS, "labels": TOKENS}], ratio=0.7)
-        assert {name.partition(".")[0] for name in result.plan} == {"encoder", "decoder"}
-        assert "lm_head" in result.skipped
+
+def test_an_encoder_and_a_decoder(transformers):
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    result = facts.compress(model, [{"input_ids": TOKENS, "labels": TOKENS}], ratio=0.7)
+    assert {name.partition(".")[0] for name in result.plan} == {"encoder", "decoder"}
+    assert "lm_head" in result.skipped
 
 
 @pytest.mark.parametrize(
@@ -133,8 +128,7 @@ def test_inputs_that_ask_for_gradients_get_none():
 
 PIXELS = np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)
 LABELS = [index % 5 for index in range(12)]
-PAIRS = zip(map(torch.from_numpy, PIXELS), LABELS, strict=True)
-SAMPLES = [{"pixel_values": pixels, "labels": label} for pixels, label in PAIRS]
+SAMPLES = [{"pixel_values": each, "labels": y} for each, y in zip(torch.from_numpy(PIXELS), LABELS, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -182,16 +176,11 @@ def test_batches_are_inputs_by_name_and_labels_the_same_in_every_pass(name, tran
 
 def test_inputs_by_name_are_compressed_as_pairs_are():
     """Pairs of tensors need nothing of transformers but the logits."""
-    images = torch.from_numpy(PIXELS)
-    by_name, in_pairs, others = (
-        facts.compress(make_image_classifier(), [batch], search="uniform")
-        for batch in (
-            {"pixel_values": PIXELS, "labels": np.array(LABELS)},
-            (images, torch.tensor(LABELS)),
-            (images, torch.tensor(LABELS).flip(0)),
-        )
-    )
-    found, expected, other = (run(result.model, images) for result in (by_name, in_pairs, others))
+    images, labels = torch.from_numpy(PIXELS), torch.tensor(LABELS)
+    given = {"pixel_values": PIXELS, "labels": np.array(LABELS)}, (images, labels), (images, labels.flip(0))
+    results = [facts.compress(make_image_classifier(), [batch], search="uniform") for batch in given]
+    by_name, in_pairs, _ = results
+    found, expected, other = (run(result.model, images) for result in results)
     assert by_name.plan == in_pairs.plan and by_name.summary.before == in_pairs.summary.before
     assert found.equal(expected) and not found.equal(other)
 

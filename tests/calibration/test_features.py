@@ -13,15 +13,16 @@ from facts.calibration.outputs import default_error, output_kind
 from facts.cost.probe import Probe
 from facts.moments import losses
 from facts.moments.losses import SampledFeatures, SquaredError, kl_divergence, scales_of, squared_error
+from tests.networks import image_batches
+from tests.refusals import refuses
 from tests.toys import Net
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"image_size": 16, "patch_size": 8}
 
 
-def images(num_batches=4, size=16):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(16, 3, size, size, generator=generator) for _ in range(num_batches)]
+def images():
+    return [images for images, _ in image_batches([16] * 4, shape=(3, 16, 16), dtype=torch.float32)]
 
 
 def tower():
@@ -40,21 +41,16 @@ def pyramid():
     return Net(run, conv=nn.Conv2d(3, 4, 2, 2), tokens=nn.Linear(4, 6), spare=nn.Linear(6, 12))
 
 
-def kind_of(model, x):
-    return output_kind(model, Probe.of(model, x))
+def vit(num_classes):
+    return timm.create_model("vit_tiny_patch16_224", img_size=16, depth=1, num_classes=num_classes)
 
 
 def test_how_outputs_are_read():
-    x = torch.randn(2, 3, 16, 16)
-    for num_classes, reading in ((10, "classes"), (0, "features")):
-        model = timm.create_model("vit_tiny_patch16_224", img_size=16, depth=1, num_classes=num_classes)
-        assert kind_of(model, x) == reading
     flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 8))
-    assert kind_of(flat, x) == "classes"
-    for end in (nn.LayerNorm(8), nn.ReLU()):
-        assert kind_of(nn.Sequential(flat, end), x) == "features"
-    assert kind_of(pyramid(), x) == "features"
-    assert kind_of(tower(), x) == "features"
+    ends = (nn.Sequential(flat, end) for end in (nn.LayerNorm(8), nn.ReLU()))
+    for reading, models in (("classes", (vit(10), flat)), ("features", (vit(0), *ends, pyramid(), tower()))):
+        for model in models:
+            assert output_kind(model, Probe.of(model, torch.randn(2, 3, 16, 16))) == reading
 
 
 def test_labels_or_the_argument_decide_first():
@@ -66,10 +62,8 @@ def test_labels_or_the_argument_decide_first():
     }
     assert errors["given"] is errors["classes"] is kl_divergence
     assert isinstance(errors["features"], SquaredError)
-    headless = timm.create_model("vit_tiny_patch16_224", img_size=16, depth=1, num_classes=0)
-    assert isinstance(facts.prepare(headless, [(images()[0], labels)]).output_error, SquaredError)
-    with pytest.raises(ValueError, match="give it or loss=, not both"):
-        facts.prepare(flat, images(), outputs="features", loss=lambda outputs, targets: outputs.sum())
+    assert isinstance(facts.prepare(vit(0), [(images()[0], labels)]).output_error, SquaredError)
+    refuses("give it or loss=, not both", facts.prepare, flat, images(), outputs="features", loss=len)
 
 
 @pytest.mark.parametrize("has_labels", [True, False])
@@ -88,8 +82,8 @@ def test_the_network_says_how_its_outputs_are_read(tmp_path, problem, has_labels
             assert isinstance(error, SquaredError)
         else:  # a softmax does not see that all logits are shifted
             assert error is losses.binary_kl_divergence and error(labels, labels - 4) > 1
-    with pytest.raises(ValueError, match="give one for each output"):
-        facts.prepare(model, [(images()[0], torch.zeros(16).long())]).collect([facts.estimators.FACTS()])
+    prepared = facts.prepare(model, [(images()[0], torch.zeros(16).long())])
+    refuses("give one for each output", prepared.collect, [facts.estimators.FACTS()])
 
 
 def test_the_loss_makes_up_the_gauss_newton_matrix(monkeypatch):
@@ -143,8 +137,7 @@ def test_the_error_is_the_mean_over_tensors_by_name_if_asked():
     own = {name: squared_error(before[name], after[name]) for name in before}
     torch.testing.assert_close(squared_error(before, after), torch.stack(list(own.values())).mean())
     torch.testing.assert_close(SquaredError(["grid"])(before, after), own["grid"])
-    with pytest.raises(ValueError, match="no output is called pool: there are grid, tokens, spare"):
-        SquaredError(["pool"])(before, after)
+    refuses("no output is called pool: there are grid, tokens, spare", SquaredError(["pool"]), before, after)
 
 
 def test_a_layer_of_an_output_that_does_not_count_is_left_alone():
@@ -155,5 +148,5 @@ def test_a_layer_of_an_output_that_does_not_count_is_left_alone():
 
 
 def test_searches_that_train_on_labels_refuse_features():
-    with pytest.raises(ValueError, match="features have no labels: choose a search that compares outputs"):
-        facts.compress(facts.prepare(tower(), images()), search="comcat")
+    message = "features have no labels: choose a search that compares outputs"
+    refuses(message, facts.compress, facts.prepare(tower(), images()), search="comcat")

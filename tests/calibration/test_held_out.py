@@ -26,10 +26,8 @@ def with_noise_in(data):
     changed = []
     for images, labels in data:
         chosen = torch.tensor([image.sum().item() in noise for image in images])
-        images, labels = images.clone(), labels.clone()
-        images[chosen] = torch.randn_like(images[chosen])
-        labels[chosen] = 3 - labels[chosen]
-        changed.append((images, labels))
+        images = torch.where(chosen[:, None, None, None], torch.randn_like(images), images)
+        changed.append((images, torch.where(chosen, 3 - labels, labels)))
     return changed
 
 
@@ -52,8 +50,7 @@ def test_batches_that_cannot_be_divided_are_held_out_whole():
 
 def test_a_compression_does_not_depend_on_them():
     data = image_batches(SIZES)
-    results = [facts.compress(make_model(), each, ratio=0.5) for each in (data, with_noise_in(data))]
-    plain, noisy = results
+    plain, noisy = (facts.compress(make_model(), each, ratio=0.5) for each in (data, with_noise_in(data)))
     assert plain.plan == noisy.plan and same_weights(plain.model, noisy.model)
     assert plain.summary.distance.mean != noisy.summary.distance.mean
     assert plain.summary.distance.num_samples == noisy.summary.distance.num_samples == 32

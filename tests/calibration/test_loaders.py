@@ -13,11 +13,10 @@ import facts
 from facts.calibration.data import Data
 from facts.utils.batches import NumberedBatches
 from tests.networks import image_batches, make_model, numbered
-from tests.refusals import refused
 from tests.toys import Net, linears
 
 NUMBERS = torch.arange(200)
-SAMPLES = TensorDataset(NUMBERS)
+SAMPLES, EVEN = TensorDataset(NUMBERS), range(0, 200, 2)
 
 
 class Shuffled(Sampler):
@@ -72,16 +71,7 @@ class Buffered:
             yield buffer.copy_(part)
 
 
-class Dealt(Dataset):
-    """Batches of unequal sizes."""
-
-    parts = NUMBERS.split([8, *[16] * 11, 16])
-
-    def __len__(self):
-        return len(self.parts)
-
-    def __getitem__(self, number):
-        return self.parts[number]
+UNEQUAL = NUMBERS.split([8, *[16] * 11, 16])
 
 
 def without_some(part):
@@ -98,20 +88,17 @@ LOADERS = {
     "own generator": (lambda: DataLoader(SAMPLES, 16, shuffle=True, generator=torch.Generator()), 200),
     "last one dropped": (lambda: DataLoader(SAMPLES, 64, shuffle=True, drop_last=True), 192),
     "a number": (lambda: DataLoader(SAMPLES, 16, sampler=of_torch.RandomSampler(SAMPLES, num_samples=32)), 32),
-    "subset": (
-        lambda: DataLoader(SAMPLES, 16, sampler=of_torch.SubsetRandomSampler(range(0, 200, 2), torch.Generator())),
-        100,
-    ),
+    "subset": (lambda: DataLoader(SAMPLES, 16, sampler=of_torch.SubsetRandomSampler(EVEN, torch.Generator())), 100),
     "python": (lambda: DataLoader(SAMPLES, 16, sampler=Shuffled()), 200),
-    "batches": (lambda: DataLoader(Dealt(), batch_size=None, shuffle=True, generator=torch.Generator()), 200),
-    "batches of one": (lambda: DataLoader(Dealt(), batch_size=1, collate_fn=lambda items: items[0]), 200),
+    "batches": (lambda: DataLoader(UNEQUAL, batch_size=None, shuffle=True, generator=torch.Generator()), 200),
+    "batches of one": (lambda: DataLoader(UNEQUAL, batch_size=1, collate_fn=lambda items: items[0]), 200),
     "endless": (endless, 200),
     "own code": (lambda: Halved(SAMPLES, 16), 200),
     "one buffer": (Buffered, 200),
     "once, an iterator": (lambda: iter(NUMBERS.split(16)), 200),
     "once, of one iterator": (lambda: OneIterator(NUMBERS.split(16)), 200),
     "once, a stream": (lambda: DataLoader(Stream(NUMBERS), 16), 200),
-    "some missing": (lambda: NumberedBatches(Dealt(), without_some, None, range(len(Dealt()))), 157),
+    "some missing": (lambda: NumberedBatches(UNEQUAL, without_some, None, range(13)), 157),
 }
 SHUFFLED = {"own generator", "last one dropped", "a number", "subset", "python", "batches"}
 
@@ -148,9 +135,10 @@ def test_a_sample_that_is_drawn_twice_is_held_out_twice():
 
 
 def test_a_batch_that_is_an_item_counts_its_samples():
-    assert len(Data.of(DataLoader(Dealt(), batch_size=1, collate_fn=lambda items: items[0]), nn.Identity())) == 13
-    data = Data.of(DataLoader(NUMBERS.split(50), batch_size=1, collate_fn=lambda items: items[0]), nn.Identity())
-    assert [len(part) for part, _ in data.few_samples(60)] == [50, 50]
+    parts = UNEQUAL, NUMBERS.split(50)
+    loaders = (DataLoader(each, batch_size=1, collate_fn=lambda items: items[0]) for each in parts)
+    unequal, equal = (Data.of(loader, nn.Identity()) for loader in loaders)
+    assert len(unequal) == 13 and [len(part) for part, _ in equal.few_samples(60)] == [50, 50]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +183,7 @@ def test_workers_prepare_the_dataset_of_the_loader():
 @pytest.mark.parametrize("held_out", [(), [], [GOOD := torch.ones(4, 3, 8, 8, dtype=torch.float64)], GOOD.numpy()])
 def test_held_out_data_may_be_none_or_an_array(held_out):
     prepared = facts.prepare(make_model(), image_batches([8, 8]), held_out=held_out)
-    assert len(prepared.data) == 2
-    assert sum(prepared.held_out.sizes) == (4 if len(held_out) else 0)
+    assert len(prepared.data) == 2 and sum(prepared.held_out.sizes) == (4 if len(held_out) else 0)
 
 
 def test_texts_of_other_forms_are_read():
@@ -206,11 +193,3 @@ def test_texts_of_other_forms_are_read():
     layers = {"words": nn.Embedding(16, 32), **linears("first", "second", size=32)}
     network = Net(lambda net, inputs: net.second(net.first(net.words(inputs["input_ids"]))), **layers)
     assert facts.prepare(network.eval(), data, outputs="features").parts
-
-
-test_an_error_needs_samples_that_are_held_out = refused(
-    (
-        lambda: facts.compress(make_model(), numbered(image_batches([3])), budget=facts.Budget(error=0.1)),
-        "measured on held-out samples, but there are too few",
-    )
-)

@@ -28,7 +28,7 @@ def saved(folder):
     return json.loads((folder / "compression.json").read_text())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run():
     """A function from arguments to the result of the command. Errors must be printed without a traceback."""
 
@@ -47,10 +47,7 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def compressed(tmp_path_factory, photos):
+def compressed(tmp_path_factory, photos, run):
     """The output of `facts compress`, and the folder that it wrote."""
     folder = tmp_path_factory.mktemp("compressed") / "vit"
-    arguments = ["compress", *VIT, "--data", str(photos), "--ratio", "0.4", "--out", str(folder)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    return result, folder
+    return run("compress", *VIT, "--data", photos, "--ratio", 0.4, "--out", folder), folder

@@ -2,11 +2,10 @@
 
 import json
 import re
-from functools import partial
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
-import torch
 from PIL import Image
 
 import facts
@@ -16,43 +15,24 @@ from tests.cli.conftest import VIT, saved, write_images
 from tests.networks import make_model
 
 
-def test_the_result_is_printed_measured_and_saved(compressed):
-    result, folder = compressed
-    assert "units narrower" in result.output and "top1" in result.output
-    assert f"saved to {folder}" in result.output
-    description = saved(folder)
-    costs = description["summary"]
-    assert 0.35 < costs["spent"]["flops"] / costs["budget"]["flops"] * 0.4 <= 0.4
-    assert {*description["metrics"]["top1"]} == {"original", "compressed"}
-    assert facts.load_compressed(folder).model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
-
-
 def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
-    given = {}
-
-    def noted(function, model, *args, **options):
-        given.update(options, **({"calibration": args[0]} if args else {}))
-        return function(model, *args, **options)
-
     for name in ("prepare", "compress"):
-        monkeypatch.setattr(facts, name, partial(noted, getattr(facts, name)))
+        monkeypatch.setattr(facts, name, Mock(wraps=getattr(facts, name)))
     options = ["--estimator", "svd_llm", "--search", "memvit", "--params", 7e4, "--num-calibration", 5]
     options += ["--seed", 2, "--batch-size", 5, "--cache", tmp_path / "cache"]
-    result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
-    assert "top1" in result.output
+    assert "top1" in run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit").output
     summary = saved(tmp_path / "vit")["summary"]
     assert summary["estimator"].startswith("SVDLLM(") and summary["search"].startswith("MemViTSearch(")
     assert 0.8 * 7e4 < summary["after"]["params"] <= 7e4
+    (_, [(_, targets)]), given = facts.prepare.call_args
+    given |= facts.compress.call_args.kwargs
     assert given["budget"] == facts.Budget(params=7e4)
     assert given["execution"] == facts.Execution(cache=tmp_path / "cache")
-    ((_, targets),) = given["calibration"]
     assert len(targets) == 5 and given["sensitivity"] is None
 
 
 def test_what_cannot_be_printed_is_saved(run, compressed, photos, tmp_path, monkeypatch):
-    def failing(result):
-        raise ValueError("this terminal prints nothing")
-
+    failing = Mock(side_effect=ValueError("this terminal prints nothing"))
     monkeypatch.setattr(facts.CompressionResult, "__str__", failing)
     for name, *options in (["compress", *VIT], ["recover", compressed[1], "--weights", "random", "--minutes", 0.01]):
         run(name, *options, "--data", photos, "--num-workers", 0, "--out", tmp_path / name, code=1)
@@ -61,12 +41,11 @@ def test_what_cannot_be_printed_is_saved(run, compressed, photos, tmp_path, monk
 
 @pytest.mark.system
 def test_the_original_teaches_the_result(run, photos, tmp_path, caplog):
-    out = tmp_path / "vit"
-    options = ("--recover", 0.05, "--parts", "layers", "--cache", tmp_path / "cache")
-    result = run("compress", *VIT, "--data", photos, *options, "--out", out)
-    course = saved(out)["summary"]["recovery"]
+    options = ("--recover", 0.05, "--parts", "layers", "--cache", tmp_path / "cache", "--out", tmp_path / "vit")
+    result = run("compress", *VIT, "--data", photos, *options)
+    course = saved(tmp_path / "vit")["summary"]["recovery"]
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
-    assert " samples in " in result.output and " samples in " in (out / "README.md").read_text()
+    assert " samples in " in result.output and " samples in " in (tmp_path / "vit" / "README.md").read_text()
     assert ("recovery gained nothing" in caplog.text) == (course["after"] >= course["before"])
     assert list((tmp_path / "cache").glob("finetuning-*"))
 
@@ -76,10 +55,7 @@ QUICK = ("--estimator", "pela", "--search", "uniform")
 
 @pytest.mark.parametrize("error", [ValueError("no room"), KeyboardInterrupt()])
 def test_a_result_is_saved_before_an_evaluation_that_fails(run, photos, tmp_path, monkeypatch, error):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(inputs, "measured", fail)
+    monkeypatch.setattr(inputs, "measured", Mock(side_effect=error))
     result = run("compress", *VIT, *QUICK, "--data", photos, "--out", tmp_path / "vit")
     assert f"saved to {tmp_path / 'vit'}" in result.output
     advice = f"try `facts evaluate {tmp_path / 'vit'} --data {photos} --unseen`"
@@ -88,11 +64,8 @@ def test_a_result_is_saved_before_an_evaluation_that_fails(run, photos, tmp_path
 
 
 def test_an_interruption_says_what_is_kept(run, photos, tmp_path, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(facts, "compress", interrupt)
+    monkeypatch.setattr(facts, "compress", Mock(side_effect=KeyboardInterrupt))
     result = run("compress", *VIT, *QUICK, "--data", photos, "--out", "vit", code=130)
     assert "interrupted: nothing is kept, but with `--cache FOLDER`" in result.output
     assert not (tmp_path / "vit").exists()
@@ -112,16 +85,15 @@ def test_a_tenth_of_the_images_may_be_broken_which_is_seen_first(run, tmp_path, 
 
 
 def test_images_without_classes_are_all_calibrated_on_and_measured_by_agreement(run, tmp_path, caplog):
-    write_images(tmp_path, ("photos",), number=20)
-    recover = ("--recover", 0.01)
-    result = run("compress", *VIT, *QUICK, *recover, "--data", tmp_path / "photos", "--out", tmp_path / "vit")
-    assert f"{tmp_path / 'photos'} has no class folders and no labels: the network's own" in caplog.text
+    photos, out = write_images(tmp_path, ("photos",), number=20) / "photos", tmp_path / "vit"
+    result = run("compress", *VIT, *QUICK, "--recover", 0.01, "--data", photos, "--out", out)
+    assert f"{photos} has no class folders and no labels: the network's own" in caplog.text
     (line,) = (line for line in result.output.splitlines() if line.startswith("agreement "))
     assert "5 samples" in result.output and line.split()[1] == "100"  # a quarter of 20, not of 10
-    assert saved(tmp_path / "vit")["metrics"]["agreement"]["compressed"] == float(line.split()[4])  # 100 ± 0, then it
-    again = run("evaluate", tmp_path / "vit", "--data", tmp_path / "photos", *VIT[1:3], "--json").output
-    assert {"agreement", "flops"} <= json.loads(again).keys() and json.loads(again)["num_samples"] == 20
-    refused = run("evaluate", tmp_path / "vit", "--data", tmp_path / "photos", *VIT[1:3], "--unseen", code=1)
+    assert saved(out)["metrics"]["agreement"]["compressed"] == float(line.split()[4])  # 100 ± 0, then it
+    again = json.loads(run("evaluate", out, "--data", photos, *VIT[1:3], "--json").output)
+    assert {"agreement", "flops"} <= again.keys() and again["num_samples"] == 20
+    refused = run("evaluate", out, "--data", photos, *VIT[1:3], "--unseen", code=1)
     assert "may have calibrated the network: leave out --unseen" in refused.output
 
 
@@ -200,6 +172,7 @@ def test_a_chart_has_the_defaults_of_compress(run, photos, compressed, tmp_path)
     """Units and tokens, unless a method is named."""
     run("pareto", *VIT, "--data", photos, "--ratios", 0.4, "--out", tmp_path)
     point, alone = pd.read_csv(tmp_path / "pareto.csv").iloc[1], saved(compressed[1])
+    assert "units narrower" in compressed[0].output and alone["summary"]["bounds"] == {"flops": 0.4}
     assert (point.estimator, point.search) == ("facts", "default")
     assert point.top1 == alone["metrics"]["top1"]["compressed"]
     assert (point.flops, point.params) == tuple(alone["summary"]["after"].values())

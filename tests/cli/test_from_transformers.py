@@ -3,9 +3,11 @@
 import json
 import shutil
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
+from PIL import Image
 
 from experiments.mini.language import new_tokenizer
 from facts.cli import inputs
@@ -45,84 +47,68 @@ def accuracy(folder, images, labels):
     return 100 * (found == torch.tensor(labels)).double().mean().item()
 
 
-class TestNetworks:
-    @pytest.mark.system
-    def test_compress_and_evaluate(self, run, classifier, photos, tmp_path):
-        """Accuracy is that of transformers, and labels are the network's."""
-        from PIL import Image
-
-        run("compress", classifier, "--data", photos, "--num-workers", 0, "--out", tmp_path / "small")
-        manifest = saved(tmp_path / "small")
-        assert (tmp_path / "small" / "preprocessor_config.json").is_file()
-        for network, which in ((tmp_path / "small", "compressed"), (classifier, "original")):
-            options = ("--data", photos, "--num-workers", 0, "--unseen", "--json")
-            found = json.loads(run("evaluate", network, *options).stdout)
-            assert found["top1"] == manifest["metrics"]["top1"][which]
-            cost = manifest["summary"]["before" if which == "original" else "after"]
-            assert found["flops"] == cost["flops"]
-        files = ImageFolder(root=photos).validation_images.names
-        images = [Image.open(photos / name).convert("RGB") for name in files]
-        expected = accuracy(classifier, images, [CLASSES.index(name.split("/")[0]) for name in files])
-        assert found["top1"] == pytest.approx(expected) and 0 < expected < 100
-
-    def test_the_configuration_decides_the_kind(self, monkeypatch):
-        for configuration, kind in (
-            ({"architectures": ["SwinForImageClassification"], "model_type": "swin"}, "ImageClassifier"),
-            ({"architectures": ["ViTModel"], "model_type": "vit"}, "ImageEncoder"),
-            ({"architectures": ["CLIPModel"], "model_type": "clip"}, "ImageEncoder"),
-            ({"model_type": "vit"}, "ImageClassifier"),
-            ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "CausalLM"),
-            ({"model_type": "gpt2"}, "CausalLM"),
-        ):
-            monkeypatch.setattr(inputs, "published_configuration", lambda tag, found=configuration: found)
-            recipe = inputs._recipe("transformers/a/b", None, None)
-            assert (type(recipe).__name__, recipe.tag, recipe.weights) == (kind, "a/b", "pretrained")
-
-    def test_refusals(self, run, classifier, photos, tmp_path):
-        (tmp_path / "config.json").write_text('{"architectures": ["DetrForObjectDetection"], "model_type": "detr"}')
-        result = run("evaluate", tmp_path, "--data", photos, code=1)
-        assert "a transformers 'detr', is no language model, image classifier or image encoder" in result.output
-        for name in ("config.json", "model.safetensors"):
-            shutil.copy(classifier / name, tmp_path)
-        result = run("evaluate", tmp_path, "--data", photos, code=1)
-        assert "ViTForImageClassification has no image processor: set model.image_processor" in result.output
+@pytest.mark.system
+def test_an_image_classifier_is_compressed_and_evaluated(run, classifier, photos, tmp_path):
+    """Accuracy is that of transformers, and labels are the network's."""
+    run("compress", classifier, "--data", photos, "--num-workers", 0, "--out", tmp_path / "small")
+    manifest = saved(tmp_path / "small")
+    assert (tmp_path / "small" / "preprocessor_config.json").is_file()
+    for network, which, cost in ((tmp_path / "small", "compressed", "after"), (classifier, "original", "before")):
+        options = ("--data", photos, "--num-workers", 0, "--unseen", "--json")
+        found = json.loads(run("evaluate", network, *options).stdout)
+        assert found["top1"] == manifest["metrics"]["top1"][which]
+        assert found["flops"] == manifest["summary"][cost]["flops"]
+    files = ImageFolder(root=photos).validation_images.names
+    images = [Image.open(photos / name).convert("RGB") for name in files]
+    expected = accuracy(classifier, images, [CLASSES.index(name.split("/")[0]) for name in files])
+    assert found["top1"] == pytest.approx(expected) and 0 < expected < 100
 
 
-class TestDataSets:
-    def test_at_the_hub(self, run, dataset, monkeypatch):
-        """With a network of timm, whose classes have no names."""
+def test_the_configuration_decides_the_kind(monkeypatch):
+    for configuration, kind in (
+        ({"architectures": ["SwinForImageClassification"], "model_type": "swin"}, "ImageClassifier"),
+        ({"architectures": ["ViTModel"], "model_type": "vit"}, "ImageEncoder"),
+        ({"architectures": ["CLIPModel"], "model_type": "clip"}, "ImageEncoder"),
+        ({"model_type": "vit"}, "ImageClassifier"),
+        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "CausalLM"),
+        ({"model_type": "gpt2"}, "CausalLM"),
+    ):
+        monkeypatch.setattr(inputs, "published_configuration", lambda tag, found=configuration: found)
+        recipe = inputs._recipe("transformers/a/b", None, None)
+        assert (type(recipe).__name__, recipe.tag, recipe.weights) == (kind, "a/b", "pretrained")
 
-        def load_dataset(repository, configuration, split):
-            assert repository == "a/b" and (configuration, split) in ((None, None), ("plain", "train"))
-            return dataset if split else datasets.DatasetDict({"train": dataset, "test": dataset.select(range(5))})
 
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # not asked
-        assert "top1" in run("evaluate", *VIT, "--data", "hub:a/b/plain/train").stdout
-        assert len(ImageFolder(root="hub:a/b/plain/train").validation_images) == 6
-        assert len(ImageFolder(root="hub:a/b").validation_images) == 5
+def test_data_at_the_hub(run, dataset, monkeypatch):
+    """With a network of timm, whose classes have no names."""
 
-    def test_refusals(self, run, dataset, tmp_path, monkeypatch):
-        datasets.Dataset.from_dict({"text": ["a"], "label": [0]}).save_to_disk(tmp_path / "texts")
-        datasets.DatasetDict({"one": dataset, "two": dataset}).save_to_disk(tmp_path / "splits")
-        coarse = datasets.ClassLabel(names=["x", "y"])
-        both = dataset.add_column("coarse", [0, 1] * (len(dataset) // 2)).cast_column("coarse", coarse)
-        both.save_to_disk(tmp_path / "both")
-        assert ImageFolder(root=tmp_path / "both").classes == ["cat", "dog", "fox"]
-        both.rename_column("label", "fine").save_to_disk(tmp_path / "columns")
+    def load_dataset(repository, configuration, split):
+        assert repository == "a/b" and (configuration, split) in ((None, None), ("plain", "train"))
+        return dataset if split else datasets.DatasetDict({"train": dataset, "test": dataset.select(range(5))})
 
-        def load_dataset(*arguments, **options):
-            raise ConnectionError("no answer")
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # not asked
+    assert "top1" in run("evaluate", *VIT, "--data", "hub:a/b/plain/train").stdout
+    assert len(ImageFolder(root="hub:a/b/plain/train").validation_images) == 6
+    assert len(ImageFolder(root="hub:a/b").validation_images) == 5
 
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        for data, message in (
-            ("hub:cifar10", "images at the hub are hub:OWNER/DATASET/CONFIGURATION/SPLIT, got 'hub:cifar10'"),
-            ("hub:a/b", "hub:a/b is not on this machine and could not be fetched ("),
-            (tmp_path / "texts", "has 0 columns of images among text, label: give a data set with one"),
-            (tmp_path / "splits", "has the splits one, two, and no images in train: name a split"),
-            (tmp_path / "columns", "has several columns of classes, none of them called label: keep one"),
-        ):
-            assert message in run("evaluate", *VIT, "--data", data, code=1).output
+
+def test_data_without_images_or_classes(run, dataset, tmp_path, monkeypatch):
+    datasets.Dataset.from_dict({"text": ["a"], "label": [0]}).save_to_disk(tmp_path / "texts")
+    datasets.DatasetDict({"one": dataset, "two": dataset}).save_to_disk(tmp_path / "splits")
+    coarse = datasets.ClassLabel(names=["x", "y"])
+    both = dataset.add_column("coarse", [0, 1] * (len(dataset) // 2)).cast_column("coarse", coarse)
+    both.save_to_disk(tmp_path / "both")
+    assert ImageFolder(root=tmp_path / "both").classes == ["cat", "dog", "fox"]
+    both.rename_column("label", "fine").save_to_disk(tmp_path / "columns")
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("no answer")))
+    for data, message in (
+        ("hub:cifar10", "images at the hub are hub:OWNER/DATASET/CONFIGURATION/SPLIT, got 'hub:cifar10'"),
+        ("hub:a/b", "hub:a/b is not on this machine and could not be fetched ("),
+        (tmp_path / "texts", "has 0 columns of images among text, label: give a data set with one"),
+        (tmp_path / "splits", "has the splits one, two, and no images in train: name a split"),
+        (tmp_path / "columns", "has several columns of classes, none of them called label: keep one"),
+    ):
+        assert message in run("evaluate", *VIT, "--data", data, code=1).output
 
 
 NUM_TOKENS = 280  # 256 of them bytes
@@ -171,7 +157,6 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     for text, options, message in (
         ("nowhere.txt", (), "there is no file or folder nowhere.txt: give an existing one, or hub:OWNER/DATASET"),
         (texts / "test.txt", ("--num-calibration", 1000), "needs 1016 windows of 16 tokens"),
-        (texts / "test.txt", ("--sequence-length", 5000), "tokens does not fill a window of 5000: give a longer one"),
         (tmp_path / "other.txt", (), "other.txt is no text in UTF-8 ("),
         (tmp_path / "short.txt", one_window, "the training text has 1: give a longer one"),
     ):
@@ -179,18 +164,22 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
         assert message in run(*arguments, code=1).output
 
 
-def test_networks_that_are_not_whole(run, language_model, texts, tmp_path, monkeypatch):
-    data = ("--data", texts / "test.txt")
-    (tmp_path / "config.json").write_text("{")
-    assert "config.json is damaged" in run("evaluate", tmp_path, *data, code=1).output
+def test_networks_that_are_not_whole(run, classifier, language_model, photos, texts, tmp_path, monkeypatch):
+    data, other = ("--data", texts / "test.txt"), "is no language model, image classifier or image encoder"
     for text, message in (
+        ("{", "config.json is damaged"),
         ('{"architecture": "vit_x", "num_classes": 3}', "name the network timm/vit_x --weights "),
         ('["ViT"]', "is not transformers', which has a model_type: give the folder of such a network"),
+        ('{"architectures": ["DetrForObjectDetection"], "model_type": "detr"}', f"a transformers 'detr', {other}"),
+        ((language_model / "config.json").read_text(), "no checkpoint"),
     ):
         (tmp_path / "config.json").write_text(text)
-        assert message in run("evaluate", tmp_path, *data, code=1).output
-    (tmp_path / "config.json").write_bytes((language_model / "config.json").read_bytes())
-    result = run("evaluate", tmp_path, *data, code=1)
-    assert "no checkpoint" in result.output and "model.safetensors" in result.output
+        printed = run("evaluate", tmp_path, *data, code=1).output
+        assert message in printed
+    assert "model.safetensors" in printed
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(classifier / name, tmp_path)
+    message = "ViTForImageClassification has no image processor: set model.image_processor"
+    assert message in run("evaluate", tmp_path, "--data", photos, code=1).output
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install -e '.[llm]'" in run("evaluate", language_model, *data, code=1).output

@@ -11,7 +11,6 @@ import facts
 from facts.cli import app, options
 
 COMMANDS = ["benchmark", "compress", "cut", "evaluate", "export", "pareto", "push", "recover", "list"]
-FACTS = [sys.executable, "-m", "facts"]
 LEAN = """
 import sys
 for name in ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "sklearn", "wandb"):
@@ -36,8 +35,7 @@ def test_help_has_examples_and_explains_every_method(run):
     assert run("--version").output.strip() == facts.__version__
     for command in COMMANDS:
         text = run(command, "--help").output
-        assert "Examples" in text
-        assert text.count(f"facts {command} ") >= 3  # usage, and at least two examples
+        assert "Examples" in text and text.count(f"facts {command} ") >= 3  # usage, and at least two examples
     text = run("compress", "--help").output
     for name, explanation in (options.ESTIMATORS | options.SEARCHES).items():
         assert f"{name}: {explanation[:20]}" in text
@@ -77,7 +75,6 @@ def test_usage_errors(run):
         ("compress", ("--estimator", "fact"), ": did you mean facts?"),
         ("compress", ("--recover", 0), "should be greater than or equal to"),
         ("compress", ("--recover", "inf"), "should be less than or equal to 100000"),
-        ("compress", ("--seed", -1), "should be greater than or equal to 0"),
         ("compress", ("--num-workers", 100_000), "should be less than or equal to 128"),
         ("pareto", ("--estimators", "facts,fact"), "'fact' is not one of "),
         ("pareto", ("--ratios", "0.3,half"), "half is not a fraction in (0, 1]: write one, such as 0.5"),
@@ -85,22 +82,18 @@ def test_usage_errors(run):
         ("compress", ("--ratio", "50"), "50 is not a fraction in (0, 1]: did you mean 0.5?"),
         ("compress", ("--ratio", "0"), "0 is not a fraction in (0, 1]: write one, such as 0.5"),
         ("compress", ("--ratio", "150%"), "150% is not a fraction in (0, 1]: write one, such as 0.5"),
-        ("compress", ("--ratio", "1.5"), "1.5 is not a fraction in (0, 1]: write one, such as 0.5"),
     ):
         assert message in run(command, *network, *places, *arguments, code=2).output
 
 
 @pytest.mark.system
 def test_an_error_is_one_line_and_no_traceback(tmp_path):
-    command = ["cut", str(tmp_path), "--out", str(tmp_path / "out")]
-    environment = os.environ | {"COLUMNS": "40"}
-    result = subprocess.run([*FACTS, *command], capture_output=True, text=True, env=environment)
+    command, narrow = ["cut", str(tmp_path), "--out", str(tmp_path / "out")], os.environ | {"COLUMNS": "40"}
+    result = subprocess.run([sys.executable, "-m", "facts", *command], capture_output=True, text=True, env=narrow)
     assert (result.returncode, result.stdout) == (1, "")
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert str(tmp_path) in line and "compression.json" in line
-    assert "Traceback" not in result.stderr
-    with_traceback = CliRunner().invoke(app, ["--traceback", *command])
-    assert isinstance(with_traceback.exception, FileNotFoundError)
+    assert str(tmp_path) in line and "compression.json" in line and "Traceback" not in result.stderr
+    assert isinstance(CliRunner().invoke(app, ["--traceback", *command]).exception, FileNotFoundError)
 
 
 @pytest.mark.system

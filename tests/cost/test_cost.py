@@ -4,6 +4,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -18,11 +19,8 @@ from facts.cost.count import count_params
 from facts.cost.timing import LatencyTable, Timing, TimingPolicy, batch_seconds, module_seconds
 from facts.estimators import PELA
 from facts.models import MambaVisionModel, TimmModel
-from facts.modules.forms import PivotedLinear
-from facts.modules.lowrank import LowRankLinear
 from facts.parts import part_at, put
 from facts.search import AllocationProblem, Uniform
-from facts.search.budget import Budget
 from tests.networks import UNIFORM
 from tests.toys import Net
 
@@ -31,16 +29,13 @@ BATCHES = [(torch.randn(16, 64), torch.randint(32, (16,)))]
 TANH = 1000.0
 
 
-class Clock:
-    """Seconds that have passed; `together` is how much longer low-rank layers take in a network timed as a whole."""
-
-    seconds, together = 0.0, 1.0
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    """One second for each number of a weight that an input meets, `TANH` for each activation."""
-    clock, factor = Clock(), [1.0]
+    """One second for each number of a weight that an input meets, `TANH` for each activation.
+
+    `together` is how much longer low-rank layers take in a network timed as a whole.
+    """
+    clock, factor = SimpleNamespace(seconds=0.0, together=1.0), [1.0]
 
     def ticking(kind, seconds):
         forward = kind.forward
@@ -61,7 +56,7 @@ def clock(monkeypatch):
         return times
 
     ticking(nn.Linear, lambda layer: layer.weight.numel())
-    for kind in (LowRankLinear, PivotedLinear):
+    for kind in (facts.LowRankLinear, facts.PivotedLinear):
         ticking(kind, lambda layer: factor[0] * layer.num_weights)
     ticking(nn.Tanh, lambda _: TANH)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.seconds)
@@ -73,16 +68,15 @@ def make_model():
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
 
 
-def make_table(model, inputs):
-    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    parts = {name: part_at(model, name, "layers") for name in names}
-    return LatencyTable(model, parts, lambda network, plan: put(network, parts, plan), inputs)
+def make_table():
+    model = make_model()
+    parts = {name: part_at(model, name, "layers") for name in ("0", "2", "4")}
+    return LatencyTable(model, parts, lambda network, plan: put(network, parts, plan), torch.randn(4, 64))
 
 
 def test_times_of_the_network_and_of_its_layers(clock):
-    table = make_table(make_model(), torch.randn(4, 64))
-    assert table.dense == 4 * (64 * 64 * 2 + 64 * 32 + 2 * TANH)
-    assert table.rest == 4 * 2 * TANH
+    table = make_table()
+    assert table.dense == 4 * (64 * 64 * 2 + 64 * 32 + 2 * TANH) and table.rest == 4 * 2 * TANH
     for name, d_out in (("0", 64), ("2", 64), ("4", 32)):
         assert table.seconds(name, None) == 4 * 64 * d_out
         for rank in (1, 3, 8, 13, 16):  # measured ranks and others
@@ -119,7 +113,7 @@ def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, mon
 
 @pytest.mark.parametrize(("seconds", "factor"), [(0, 0.5), (10**9, 2)])
 def test_a_wild_stopwatch_changes_little(clock, seconds, factor):
-    table = make_table(make_model(), torch.randn(4, 64))
+    table = make_table()
     plan = dict.fromkeys(table.parts, 8)
     before = table.predicted(plan)
     table.correct(plan, seconds)
@@ -129,8 +123,7 @@ def test_a_wild_stopwatch_changes_little(clock, seconds, factor):
 def test_median_spread_and_ratio_of_turns():
     """In the last turn of the ratio the machine slows down tenfold, and both with it."""
     timing = Timing((1.0, 2.0, 3.0, 4.0, 100.0))
-    assert timing.median == 3
-    assert timing.spread == pytest.approx((4 - 2) / 3)
+    assert timing.median == 3 and timing.spread == pytest.approx((4 - 2) / 3)
     assert Timing((2.0, 2.0, 20.0)).ratio(Timing((1.0, 1.0, 10.0))) == 2
     assert Timing((1.0, 3.0, 4.0)).ratio(Timing((1.0, 1.0, 1.0))) == 3
 
@@ -195,7 +188,7 @@ def test_published_gflops(name):
     problems = [AllocationProblem(prepared, PELA(), {}, {"flops": ratio}) for ratio in (0.6, 0.5, 0.4)]
     saved = [problem.dense[0] - problem.spent(Uniform().allocate(problem).plan)[0] for problem in problems]
     assert tuple(f"{(prepared.flops - each) / 1e9:.2f}" for each in (0, *saved)) == gflops
-    result = compress_prepared(prepared, PELA(), Uniform(), Budget.of(0.5))
+    result = compress_prepared(prepared, PELA(), Uniform(), facts.Budget.of(0.5))
     after = facts.count_cost(result.model, IMAGE).flops
     assert after == result.summary.after.flops == prepared.flops - saved[1]
 
@@ -205,19 +198,16 @@ def test_published_parameters():
     assert f"{count_params(built('DeiT-B distilled')) / 1e6:.1f}" == "87.3"
 
 
-def test_full_rule_adds_attention_and_nothing_else():
-    paper, full = (facts.count_cost(built("DeiT-B plain"), IMAGE, rule).flops for rule in ("paper", "full"))
-    tokens, dim, depth = 197, 768, 12
-    assert full - paper == 2 * 2 * tokens**2 * dim * depth  # QKᵀ and AV
-
-
-def test_full_rule_adds_mambavisions_mixing():
-    paper, full = (facts.count_cost(built("MambaVision-B"), IMAGE, rule).flops for rule in ("paper", "full"))
+def test_full_rule_adds_attention_and_mambavisions_mixing_and_nothing_else():
     attention = 5 * 4 * 196**2 * 512 + 2 * 4 * 49**2 * 1024  # blocks, products, tokens, width
     convolutions = 5 * 2 * 2 * 3 * 196 * 256 + 3 * 2 * 2 * 3 * 49 * 512  # mixers, branches, operations, taps, ...
     scan = 5 * 9 * 8 * 196 * 256 + 3 * 9 * 8 * 49 * 512  # mixers, operations, states, tokens, channels
     stem_norms = 4 * (64 * 112**2 + 128 * 56**2)
-    assert full - paper == attention + convolutions + scan + stem_norms
+    added = {"DeiT-B plain": 2 * 2 * 197**2 * 768 * 12}  # QKᵀ and AV: tokens, width, blocks
+    added["MambaVision-B"] = attention + convolutions + scan + stem_norms
+    for name, expected in added.items():
+        paper, full = (facts.count_cost(built(name), IMAGE, rule).flops for rule in ("paper", "full"))
+        assert full - paper == expected
 
 
 def test_by_hand():
@@ -230,9 +220,9 @@ def test_by_hand():
         assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
 
 
-def functional(compute):
-    """Vectors through `layer` alone, computed in one of several ways."""
-    return Net(lambda net, x: compute(net.layer, x), layer=nn.Linear(16, 24))
+def cost_of(compute):
+    """Of ten vectors through `layer` alone, computed in one of several ways."""
+    return facts.count_cost(Net(lambda net, x: compute(net.layer, x), layer=nn.Linear(16, 24)), (10, 16))
 
 
 @pytest.mark.parametrize(
@@ -249,10 +239,9 @@ def functional(compute):
     ],
 )
 def test_a_product_through_a_function_counts_as_the_layers(compute):
-    found, expected = (facts.count_cost(functional(each), (10, 16)) for each in (compute, nn.Linear.__call__))
-    assert found == expected and expected.flops == 2 * 10 * 16 * 24
-    mixing = facts.count_cost(functional(lambda layer, x: layer(x) @ layer(x).mT), (10, 16))
-    assert mixing.flops == 2 * expected.flops  # which the paper's rule leaves out
+    expected = cost_of(nn.Linear.__call__)
+    assert cost_of(compute) == expected and expected.flops == 2 * 10 * 16 * 24
+    assert cost_of(lambda layer, x: layer(x) @ layer(x).mT).flops == 2 * expected.flops  # the paper leaves out mixing
 
 
 def test_equal_networks_cost_the_same():

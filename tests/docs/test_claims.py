@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,28 +11,26 @@ import pytest
 from tests.docs.pages import ROOT, committed, maker
 
 BASES, TINY, RANKS = maker["BASES"], maker["TINY"], (60, 50, 40)
-PLAIN = "PELA", "FW-SVD", "ASVD"
-OTHERS = "FW-SVD", "GFWSVD", "KFAC-reduce", "KFAC-expand"
+PLAIN, OTHERS = ("PELA", "FW-SVD", "ASVD"), ("FW-SVD", "GFWSVD", "KFAC-reduce", "KFAC-expand")
 BOTH, UNITS, TOME, DENSE = maker["BOTH"], maker["UNITS"], maker["TOME"], maker["DENSE"]
+HALF = [f"{network}, 50 %" for network in TINY]
 HALVES, FAST = ("top1", "chosen"), ("float32 (TF32)", "bfloat16", "float16")
-PIVOTED = "pivoted, in such steps"
 LAYERS = "Layers, pivoted: FACTS + CoRS-Fisher"
+SLOWER = "On a GPU with TF32 or in half precision, units with tokens are slower than the original."  # on two pages
 HELPERS = "ahead", "at", "kept_parameters", "lead", "on_all_photos", "table"
 ahead, at, kept, lead, on_all_photos, table = map(maker.get, HELPERS)
+fisher = partial(at, "photos/fisher_estimators")
+encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
+minutes = partial(at, "photos/search_methods", "ViT-Tiny, 70 %", "search_minutes")
 
 
-def read(path: str) -> pd.DataFrame:
-    return ahead.__globals__["read"](path)
-
-
-def top1(name: str, row: str, column: str, of: str = "ours") -> float:
-    return at(name, row, column, "top1", of=of)
+def top1(name: str, row: str, column: str) -> float:
+    return at(name, row, column, "top1")
 
 
 def errors_ahead(other: str, column: str, halves: Sequence[str] = HALVES) -> float:
     """By how many standard errors units and tokens lead another row."""
-    difference, error = ahead(BOTH, other, column, halves)
-    return difference / error
+    return np.divide(*ahead(BOTH, other, column, halves))
 
 
 def distance(row: str, column: str) -> float:
@@ -47,16 +46,13 @@ def remaining(machine: str, runtime: str, *plan: str) -> float:
     return at(f"benchmarks/{machine}/units_and_tokens", runtime, *plan, of="remaining time")
 
 
-def on_gpu(runtime: str) -> float:
-    return remaining("nvidia_h200", f"PyTorch, {runtime}", "0.501")
+def on_gpu(runtime: str, units: bool = False) -> float:
+    return remaining("nvidia_h200", f"PyTorch, {runtime}", "0.504" if units else "0.501")
 
 
-def units_on_gpu(runtime: str) -> float:
-    return remaining("nvidia_h200", f"PyTorch, {runtime}", "0.504")
-
-
-def mean_of(row: str) -> float:
-    return table("photos/baselines").query("metric == 'top1' and row == @row").ours.mean()
+def fastest_of_layers(plan: str) -> float:
+    formats = "float32", "bfloat16", "float16"
+    return max(at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", plan, of="speed-up") for kind in formats)
 
 
 def speed_of(row: str, ratio: int | None = None) -> float:
@@ -67,13 +63,8 @@ def gain_of(row: str, ratio: int) -> float:
     return speed_of(row, ratio) / speed_of(row)
 
 
-def encoder(row: str) -> float:
-    return at("photos/encoders", row, "DeiT-Tiny, 50 %", "nearest_top1")
-
-
 def level_methods() -> list[str]:
-    lines = table("mini/figures/baselines")
-    return list(lines[lines.level.astype(bool)].method)
+    return list(table("mini/figures/baselines").query("level == True").method)
 
 
 def data_passes(title: str, *gpus: str) -> list[float]:
@@ -84,17 +75,8 @@ def data_passes(title: str, *gpus: str) -> list[float]:
 
 
 def without_vnni(kind: str, ratio: float) -> float:
-    lines = read("results/photos/earlier/int8_without_vnni.csv")
-    chosen = (lines.network == "deit_tiny") & (lines.format == kind) & (lines.ratio == ratio)
-    return float(lines[chosen]["speed-up"].iloc[0])
-
-
-def minutes(search: str) -> float:
-    return at("photos/search_methods", search, "ViT-Tiny, 70 %", "search_minutes")
-
-
-def fisher(row: str, metric: str) -> float:
-    return at("photos/fisher_estimators", row, metric)
+    lines = ahead.__globals__["read"]("results/photos/earlier/int8_without_vnni.csv")
+    return lines.query("network == 'deit_tiny' and format == @kind and ratio == @ratio")["speed-up"].iloc[0]
 
 
 README: dict[str, Callable[[], bool]] = {
@@ -104,16 +86,16 @@ README: dict[str, Callable[[], bool]] = {
         for column in columns(80, 70, 60, 50)
     ),
     "At half of the FLOPs, the default loses one to three points.": lambda: all(
-        1 <= round(-ahead(BOTH, DENSE, column)[0]) <= 3 for column in columns(50)
+        1 <= round(-ahead(BOTH, DENSE, each)[0]) <= 3 for each in HALF
     ),
     "Its outputs are at most half as far from the original's as ToMe's.": lambda: all(
-        distance(BOTH, column) / distance(TOME, column) <= 0.5 for column in columns(50)
+        distance(BOTH, each) / distance(TOME, each) <= 0.5 for each in HALF
     ),
     "In top-1, its lead over ToMe is within two standard errors there.": lambda: all(
-        0 < errors_ahead(TOME, column) < 2 for column in columns(50)
+        0 < errors_ahead(TOME, each) < 2 for each in HALF
     ),
     "With fewer FLOPs, it is far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
-    "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, column) == 1 for column in columns(50)),
+    "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
     "On CPUs in float32, DeiT-B takes about half of the time at half of the FLOPs.": lambda: all(
         0.45 < remaining(machine, f"{runtime}, float32") < 0.6
         for machine in ("amd_epyc_bfloat16", "intel_xeon_amx")
@@ -122,12 +104,10 @@ README: dict[str, Callable[[], bool]] = {
     "units alone are narrowed then, and cost more accuracy.": lambda: all(
         ahead(UNITS, BOTH, column)[0] < 0 for column in columns(80, 70, 60, 50)
     ),
-    "On a GPU with TF32 or in half precision, units with tokens are slower than the original.": lambda: (
-        min(map(on_gpu, FAST)) > 1
-    ),
-    'Units alone (`parts="units"`) are faster there': lambda: max(map(units_on_gpu, FAST)) < 1,
+    SLOWER: lambda: min(map(on_gpu, FAST)) > 1,
+    'Units alone (`parts="units"`) are faster there': lambda: max(on_gpu(each, units=True) for each in FAST) < 1,
     "but lose over twenty points at half of the FLOPs": lambda: all(
-        ahead(UNITS, DENSE, column)[0] < -20 for column in columns(50)
+        ahead(UNITS, DENSE, each)[0] < -20 for each in HALF
     ),
 }
 
@@ -155,21 +135,17 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "and by two or three on the ViT-Tiny.": lambda: all(
         round(errors_ahead(TOME, f"ViT-Tiny, {ratio} %")) in (2, 3) for ratio in (80, 70, 60)
     ),
-    "At half, it is ahead by more than one on both": lambda: all(
-        errors_ahead(TOME, column) > 1 for column in columns(50)
-    ),
+    "At half, it is ahead by more than one on both": lambda: all(errors_ahead(TOME, each) > 1 for each in HALF),
     "but by less than one on the half of the photos that chose nothing.": lambda: all(
-        0 < errors_ahead(TOME, column, ["top1"]) < 1 for column in columns(50)
+        0 < errors_ahead(TOME, each, ["top1"]) < 1 for each in HALF
     ),
     "Below half, it is far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
     "Units alone lose much more; low-rank layers lose most": lambda: all(
-        on_all_photos(BOTH, column) - 10
-        > top1("photos/units", UNITS, column)
-        > top1("photos/units", LAYERS, column) + 10
-        for column in columns(50)
+        on_all_photos(BOTH, each) - 10 > top1("photos/units", UNITS, each) > top1("photos/units", LAYERS, each) + 10
+        for each in HALF
     ),
     "by two points for the DeiT-Tiny and by seven for the ViT-Tiny": lambda: (
-        [round(at("photos/tokens", DENSE, each, "chosen") - top1("photos/tokens", DENSE, each)) for each in columns(50)]
+        [round(at("photos/tokens", DENSE, each, "chosen") - top1("photos/tokens", DENSE, each)) for each in HALF]
         == [2, 7]
     ),
     "Ten minutes without labels raise layers and units by more than five points": lambda: all(
@@ -198,8 +174,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         round(at("photos/cross_moments", "FACTS", "cross_operator")) == 7
     ),
     "keeps its accuracy by the nearest photo, within the standard error, with units and tokens": lambda: (
-        abs(encoder("Dense") - encoder("Units and tokens"))
-        < at("photos/encoders", "Dense", "DeiT-Tiny, 50 %", "nearest_top1", of="standard_error")
+        abs(encoder("Dense") - encoder("Units and tokens")) < encoder("Dense", of="standard_error")
     ),
     "with units alone it loses nearly half": lambda: 0.4 < 1 - encoder("Units") / encoder("Dense") < 0.5,
     "with standard errors below one point": lambda: all(
@@ -249,19 +224,12 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "Finetuned FACTS exceeds the dense detector": lambda: (
         at("detection", "FACTS, finetuned 1 epoch", "box_map") > at("detection", "Baseline", "box_map")
     ),
-    "with other ranks they are slower than the dense network": lambda: all(
-        at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", "50% of the FLOPs", of="speed-up") < 1
-        for kind in ("float32", "bfloat16", "float16")
-    ),
-    "Pivoted ones are slower even then": lambda: all(
-        at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", f"50% of the FLOPs, {PIVOTED}", of="speed-up") < 1
-        for kind in ("float32", "bfloat16", "float16")
-    ),
-    "On a GPU with TF32 or in half precision, units with tokens are slower than the original.": lambda: (
-        min(map(on_gpu, FAST)) > 1
-    ),
+    "with other ranks they are slower than the dense network": lambda: fastest_of_layers("50% of the FLOPs") < 1,
+    "Pivoted ones are slower even then": lambda: fastest_of_layers("50% of the FLOPs, pivoted, in such steps") < 1,
+    SLOWER: lambda: min(map(on_gpu, FAST)) > 1,
     "In float32 without TF32 they save a third of the time, and units alone save more.": lambda: (
-        0.6 < on_gpu("float32 (highest)") < 0.7 and units_on_gpu("float32 (highest)") < on_gpu("float32 (highest)")
+        0.6 < on_gpu("float32 (highest)") < 0.7
+        and on_gpu("float32 (highest)", units=True) < on_gpu("float32 (highest)")
     ),
     "On a CPU they save a third to a half": lambda: (
         table("benchmarks/amd_epyc_bfloat16/units_and_tokens")["remaining time"].between(0.48, 0.67).all()
@@ -281,7 +249,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     ),
     "it takes up to five times as long on CPUs": lambda: max(data_passes("data pass of all ten estimators")) < 5,
     "At half of the FLOPs, the default keeps about nine tenths of them.": lambda: all(
-        0.85 < kept(BOTH, column) < 0.95 for column in columns(50)
+        0.85 < kept(BOTH, each) < 0.95 for each in HALF
     ),
 }
 
@@ -304,23 +272,15 @@ CHOOSING: dict[str, Callable[[], bool]] = {
 }
 
 PAGES = {"README.md": README, "docs/results.md": RESULTS, "docs/choosing.md": CHOOSING}
-CLAIMS = [
-    pytest.param(page, sentence, holds, id=f"{page}: {sentence}")
-    for page, claims in PAGES.items()
-    for sentence, holds in claims.items()
-]
-
-
-def plain(page: str) -> str:
-    """The words of a page, without marks and the addresses of links."""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text())
-    return " ".join(text.replace("**", "").split())
+CLAIMS = [(page, *claim) for page, claims in PAGES.items() for claim in claims.items()]
 
 
 @pytest.mark.parametrize(("page", "sentence", "holds"), CLAIMS)
 def test_a_claim_stands_on_its_page_and_holds(page, sentence, holds, monkeypatch):
+    """On the page without marks and the addresses of links."""
     monkeypatch.setitem(ahead.__globals__, "text", committed)
-    assert sentence in plain(page), "the page says it no longer: change or remove the claim"
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text().replace("**", ""))
+    assert sentence in " ".join(text.split()), "the page says it no longer: change or remove the claim"
     assert holds(), "the records contradict this sentence: correct it, and the claim"
 
 
@@ -333,18 +293,15 @@ def test_other_records_would_contradict_a_claim(page, sentence, holds, monkeypat
 
     def drawn(path: str) -> pd.DataFrame:
         lines = measured(path)
-        places = {"ratio", "full-rule FLOPs"} & set(lines)
-        for name in set(lines.select_dtypes("number")) - places:
+        for name in set(lines.select_dtypes("number")) - {"ratio", "full-rule FLOPs"}:
             lines[name] = generator.normal(scale=100, size=len(lines))
         if "level" in lines:
             lines["level"] = generator.random(len(lines)) < 0.5
         return lines
 
     def drawn_record(row: str, column: str) -> dict:
-        record = record_of(row, column)
-        return record | {"metrics": {"mparams": generator.uniform(1, 9)}}
+        return record_of(row, column) | {"metrics": {"mparams": generator.uniform(1, 9)}}
 
-    with monkeypatch.context() as patched:
-        patched.setitem(ahead.__globals__, "record_of", drawn_record)
-        patched.setitem(ahead.__globals__, "read", drawn)
-        assert not all(holds() for _ in range(10)), "no measurement could contradict this condition"
+    monkeypatch.setitem(ahead.__globals__, "record_of", drawn_record)
+    monkeypatch.setitem(ahead.__globals__, "read", drawn)
+    assert not all(holds() for _ in range(10)), "no measurement could contradict this condition"

@@ -18,6 +18,7 @@ from facts.utils.cache import content_key
 from tests.docs.pages import ROOT, committed, maker, run
 
 render, loose_numbers = maker["render"], maker["loose_numbers"]
+WRITTEN = [*maker["PAGES"], *sorted(ROOT.glob("results/*/tables/*.md")), *ROOT.glob("results/*/report.md")]
 
 
 @pytest.mark.parametrize("page", maker["PAGES"], ids=lambda page: page.name)
@@ -47,9 +48,6 @@ def test_decimals_stand_in_tables_alone(tmp_path):
     assert loose_numbers(page) == ["1,234.5"]
 
 
-WRITTEN = [*maker["PAGES"], *sorted(ROOT.glob("results/*/tables/*.md")), *ROOT.glob("results/*/report.md")]
-
-
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_tables_are_read_at_a_glance(page):
     for line in page.read_text().splitlines():
@@ -62,26 +60,22 @@ def test_the_map_names_every_table_and_figure_of_the_paper():
 
 
 def read(path: str) -> pd.DataFrame:
-    return pd.read_csv(StringIO(committed(path)))
+    return pd.read_csv(StringIO(committed(f"results/photos/{path}.csv")))
 
 
 def test_the_defaults_of_units_are_those_of_the_rule():
     """One choice after the other: the highest mean top-1 over both networks and all ratios."""
-    points = read("results/photos/earlier/unit_defaults.csv")
-    once = points[points.num_rounds == 1]
+    once = read("earlier/unit_defaults").query("num_rounds == 1")
     rows = once[once.plain_share == PLAIN_SHARE_OF_UNITS].groupby("shrinkage_row").top1.mean()
-    assert rows.idxmax() == ROW_OF_UNITS and len(rows) == 3
-    own = points[points.shrinkage_row == ROW_OF_UNITS]
-    shares = own[own.num_rounds == 1].groupby("plain_share").top1.mean()
-    assert shares.idxmax() == PLAIN_SHARE_OF_UNITS and len(shares) == 3
+    shares = once[once.shrinkage_row == ROW_OF_UNITS].groupby("plain_share").top1.mean()
+    assert (rows.idxmax(), shares.idxmax()) == (ROW_OF_UNITS, PLAIN_SHARE_OF_UNITS) and len(rows) == len(shares) == 3
 
 
 def test_the_default_parts_keep_most_on_the_photos_that_choose():
-    points = read("results/photos/tables/units.csv").query("metric == 'chosen'")
-    chosen = points.groupby("row").ours.mean()
+    chosen = read("tables/units").query("metric == 'chosen'").groupby("row").ours.mean()
     assert chosen["Units: FACTS + CoRS-Fisher"] > chosen["Layers, pivoted: FACTS + CoRS-Fisher"]
-    points = read("results/photos/tables/tokens.csv")
-    chosen = points[(points.metric == "chosen") & ~points.column.str.endswith("30 %")].groupby("row").ours.mean()
+    points = read("tables/tokens").query("metric == 'chosen'")
+    chosen = points[~points.column.str.endswith("30 %")].groupby("row").ours.mean()
     assert chosen["Units and tokens: FACTS + CoRS-Fisher"] > chosen["Units: FACTS + CoRS-Fisher"]
     assert [default_parts([], Budget.of(cost=cost)) for cost in ("flops", "params")] == ["units,tokens", "units"]
 
@@ -89,10 +83,9 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
 @pytest.mark.filterwarnings("default")
 def test_committed_records_bear_their_fingerprints():
     """A warning names the tables with outdated records, which a run would compute again."""
-    outdated = Counter()
     if not (ROOT / ".git").exists():
         pytest.skip("no commit to read records from")
-    tracked = run("git ls-files 'results/*/tables/*.jsonl'", ROOT).split()  # not those of runs on this machine
+    outdated, tracked = Counter(), run("git ls-files 'results/*/tables/*.jsonl'", ROOT).split()  # not this machine's
     for path in map(ROOT.joinpath, tracked):
         records = list(published_records(path.stem, path.parents[1]))
         assert len(records) == len(path.read_text().splitlines())

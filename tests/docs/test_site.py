@@ -3,6 +3,8 @@
 import re
 import runpy
 from html.parser import HTMLParser
+from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.docs.pages import ROOT, run
 
 pytestmark = pytest.mark.system
+NEVER_MADE = ("Estimator",)  # classes whose constructors nobody calls
 
 for module in ("material", "mkdocstrings_handlers.python"):
     pytest.importorskip(module, reason="the extra `docs` is not installed: pip install -e '.[docs]'")
@@ -38,9 +41,6 @@ class References(HTMLParser):
         self.places.add(found.get("id"))
 
 
-NEVER_MADE = ("Estimator",)  # classes whose constructors nobody calls
-
-
 @pytest.fixture(scope="module")
 def pages(site) -> dict[Path, References]:
     """All but the one of a server, whose links begin at the server's root."""
@@ -56,11 +56,13 @@ def test_pages_load_nothing_from_elsewhere(site, pages):
         assert not re.search(r"url\(['\"]?(https?:)?//|@import", path.read_text()), path
 
 
-def test_every_public_name_has_a_place_and_a_signature(site, pages):
+def test_every_public_name_says_what_it_is_and_has_a_place_and_a_signature(site, pages):
     page = site / "docs/api.html"
     text = re.sub(r"<[^>]+>", "", page.read_text())
     for package, names in runpy.run_path(str(ROOT / "docs/public_names.py"))["public_names"]():
         for name in names:
+            docstring = cleandoc(getattr(import_module(package), name).__doc__ or "")
+            assert docstring.endswith((".", ":", "`")), f"{package}.{name} has no docstring of sentences"
             assert f"{package}.{name}" in pages[page].places
             assert re.search(rf"^\s*{name}\(", text, re.MULTILINE) or name in NEVER_MADE, f"{package}.{name}"
     assert re.search(r"^FACTS\(\s+\*,\s+shrinkage_row: Share \| None = None,", text, re.MULTILINE), "inherited options"

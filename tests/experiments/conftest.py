@@ -1,4 +1,4 @@
-"""An environment that lacks a module, commands in process, and experiments that a command chooses."""
+"""An environment that lacks a module, commands in process, and the configurations and experiments of commands."""
 
 import importlib.util
 import sys
@@ -10,10 +10,12 @@ from hydra.core.hydra_config import HydraConfig
 from experiments.config import MODULES
 from experiments.grid import chosen_experiments
 
+SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]  # no weights are read, and few images
+
 
 @pytest.fixture
 def without_module(monkeypatch):
-    """A function that hides one module of an extra; those of all extras are there otherwise."""
+    """A function that hides one module of an extra, or `none`; those of all extras are there otherwise."""
     real, optional = importlib.util.find_spec, {module for modules in MODULES.values() for module in modules}
 
     def hide(hidden: str) -> None:
@@ -23,12 +25,6 @@ def without_module(monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", find_spec)
 
     return hide
-
-
-@pytest.fixture
-def every_extra(without_module):
-    """The packages of all extras seem to be installed."""
-    without_module("")
 
 
 @pytest.fixture
@@ -46,14 +42,20 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture
-def chosen(composing, monkeypatch):
-    """A function that makes the experiments of a command's overrides."""
+def configured(composing, monkeypatch):
+    """A function from a command and its overrides to the configuration, which Hydra knows as that of this process."""
 
-    def make(*overrides: str):
-        config = compose("reproduce", [*overrides], return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
+    def make(name: str, *overrides: str):
+        config = compose(name, [*overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)
-        return list(chosen_experiments(config))
+        return config
 
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
     with composing():
         yield make
+
+
+@pytest.fixture
+def chosen(configured):
+    """A function that makes the experiments of a command's overrides."""
+    return lambda *overrides: list(chosen_experiments(configured("reproduce", *overrides)))

@@ -8,6 +8,7 @@ import pytest
 from experiments.cell import by_data, cells_of
 from experiments.reproduce import main as reproduce
 from tests.docs.test_results import committed
+from tests.experiments.conftest import SMALL
 from tests.experiments.test_config import TABLES
 from tests.refusals import refused, refuses
 
@@ -30,9 +31,8 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     grid = cells_of(experiment)
     settings = [(cell.column, cell.config.ratio, cell.config.estimator.shrinkage_row) for cell in grid]
     assert settings == [("DeiT-B", 0.5, 0), ("Swin-B", 0.6, 0), ("DeiT-B", 0.5, 0.3), ("Swin-B", 0.6, 0.3)]
-    for cell in grid:
-        assert cell.config.search._target_ == "facts.search.CoRS"
-        assert cell.config.experiment.name == cell.experiment == experiment.name
+    assert {cell.config.search._target_ for cell in grid} == {"facts.search.CoRS"}
+    assert {cell.config.experiment.name for cell in grid} | {cell.experiment for cell in grid} == {experiment.name}
     assert ablation("axis=ratio", "values=[0.5]").title == "Ablation of ratio"
 
 
@@ -53,8 +53,10 @@ def test_the_main_tables_have_three_draws_in_mini_and_one_at_full_scale(chosen):
     assert all(table.deviation.notna().any() for table in tables)
 
 
-def test_imagenet_is_the_part_of_the_main_job_that_classifies(chosen, every_extra):
-    main, part = (chosen(f"experiment={name}") for name in ("main", "imagenet"))
+def test_paper_is_an_earlier_name_of_the_main_job_and_imagenet_its_part_that_classifies(chosen, without_module):
+    without_module("none")
+    main, paper, part = (chosen(f"experiment={name}") for name in ("main", "paper", "imagenet"))
+    assert [each.name for each in main] == [each.name for each in paper]
     expected = [each.name for each in main if each.task in ("classification", "digits")]
     assert [each.name for each in part] == expected and len(main) > len(expected) > 10
 
@@ -64,35 +66,19 @@ def test_any_tables_can_be_named_in_a_list(chosen):
     assert [each.name for each in chosen(f"experiment=[{','.join(TABLES)}]")] == TABLES
 
 
-@pytest.mark.parametrize(
-    ("overrides", "rows"),
-    [
-        (["axis=ratio", "values=[0.3]"], {"0.3": ["ratio=0.3"]}),
-        (["axis=finetuning", "values=[[]]"], {"none": ["finetuning=[]"]}),
-        (
-            ["axis=[estimator.grad_clip,estimator.normalize]", "values={neither:[null,none],1:[median,batch]}"],
-            {
-                "neither": ["estimator.grad_clip=null", "estimator.normalize=none"],
-                "1": ["estimator.grad_clip=median", "estimator.normalize=batch"],
-            },
-        ),
-    ],
-)
-def test_rows_of_choices_lists_and_several_fields(ablation, overrides, rows):
-    experiment = ablation(*overrides)
-    assert experiment.rows == rows and not experiment.notes
+def test_rows_of_choices_lists_and_several_fields(ablation):
+    assert ablation("axis=finetuning", "values=[[]]").rows == {"none": ["finetuning=[]"]}
+    several = "axis=[estimator.grad_clip,estimator.normalize]", "values={neither:[null,none],1:[median,batch]}"
+    experiment, neither = ablation(*several), ["estimator.grad_clip=null", "estimator.normalize=none"]
+    assert experiment.rows == {"neither": neither, "1": ["estimator.grad_clip=median", "estimator.normalize=batch"]}
+    assert not experiment.notes
 
 
 def test_no_two_ablations_have_the_same_name(ablation):
     several = ["axis=[estimator.grad_clip,estimator.normalize,estimator.num_iterations]", "values=[[null,none,1]]"]
-    lines = [
-        ["axis=estimator.shrinkage_row", "values=[0.3]"],
-        ["axis=estimator.shrinkage_row", "values=[0,3e-1]"],
-        ["axis=estimator.shrinkage_col", "values=[0.3]"],
-        ["axis=estimator.shrinkage_col", "values=[0.3]", "~experiment.columns.DeiT-B"],
-        [*several, "search=cors"],
-        [*several, "search=asvd"],
-    ]
+    row, column = "axis=estimator.shrinkage_row", ["axis=estimator.shrinkage_col", "values=[0.3]"]
+    lines = [[row, "values=[0.3]"], [row, "values=[0,3e-1]"], column, [*column, "~experiment.columns.DeiT-B"]]
+    lines += [[*several, "search=cors"], [*several, "search=asvd"]]
     names = [ablation(*line, "model=deit_s").name for line in lines]
     assert len(set(names)) == len(lines)
     assert max(map(len, names)) < 120 and all(name.replace("-", "_").isidentifier() for name in names)
@@ -119,8 +105,8 @@ test_an_axis_or_a_value_that_cannot_be_is_refused_in_one_line = refused(
 @pytest.mark.system
 def test_a_table_and_a_plot_of_a_field(command, monkeypatch, tmp_path):
     monkeypatch.setattr("experiments.output.results.every_experiment", list)
-    small = ["model=deit_s", "model.mini.weights=random", "task.mini.num_calibration=64"]
-    command(reproduce, "experiment=ablation", *SHRINKAGE, *small, "experiment.name=mine", "workers=1")
+    given = [*SHRINKAGE, *SMALL, "model=deit_s", "experiment.name=mine", "workers=1"]
+    command(reproduce, "experiment=ablation", *given)
     table = pd.read_csv(tmp_path / "mini/tables/mine.csv", dtype={"row": str})
     cells = table[table.metric.eq("top1") & table.fingerprint.notna()]
     assert cells[["row", "column", "status"]].to_numpy().tolist() == [[row, "DeiT-S", "done"] for row in ("0", "0.3")]

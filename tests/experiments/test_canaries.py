@@ -27,8 +27,7 @@ def test_what_is_computed_changes_with_the_number_of_the_results(make_cell, row)
     records = {record.fingerprint: record for record in published_records("canaries", FOLDER)}
     committed = records[entries["top1"].fingerprint]
     assert committed.identity["results"] == RESULTS, "run python -m experiments.reproduce experiment=canaries"
-    options = (*CANARIES.overrides, *CANARIES.mini, *CANARIES.rows[row])
-    record = run_cell(make_cell(f"task={CANARIES.task}", *options))
+    record = run_cell(make_cell(f"task={CANARIES.task}", *CANARIES.overrides, *CANARIES.mini, *CANARIES.rows[row]))
     digits = {metric: number(record.metrics[metric]) for metric in CANARIES.metrics}
     assert digits == {metric: number(entries[metric].ours) for metric in CANARIES.metrics}, ADVICE.format(row)
     assert record.plan == committed.plan, ADVICE.format(row)

@@ -16,6 +16,8 @@ from experiments.record import Record, packed
 from tests.records import demo, make_record, make_summary
 
 RATIOS = np.arange(1, 10) / 10
+COUPLING = {"coupling": [[2.0, 0.5, 0.0], [0.5, 1.0, 0.1], [0.0, 0.1, 0.0]], "p_value": [0.001, 0.2, None]}
+COUPLING |= {"layer": "blocks.4.mlp.fc2", "num_samples": 30, "distance_correlation": [0.3, 0.1, None]}
 
 
 def drawing(figure: str, *rows: str, columns: str = "Net", **fields) -> Experiment:
@@ -38,10 +40,9 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
     assert set(values.layer) == set(INTERPOLATED_LAYERS)
     for _, layer in values.groupby("layer"):
         curves = {name: curve.set_index("ratio").error for name, curve in layer.groupby("curve")}
-        assert len(curves["measured"]) == 9 and len(curves["global cubic"]) == 161
         windows = curves["windows (CoRS)"]
-        assert np.allclose(windows.index * 200 % 8, 0) and len(windows) == 20  # 24, 32, ..., 176
-        assert windows[0.2] == pytest.approx(0.1)
+        assert [len(curves["measured"]), len(curves["global cubic"]), len(windows)] == [9, 161, 20]
+        assert np.allclose(windows.index * 200 % 8, 0) and windows[0.2] == pytest.approx(0.1)  # 24, 32, ..., 176
         between = np.interp(windows.index, RATIOS, 10 ** (-5 * RATIOS))
         assert (windows <= between + 1e-12).all()  # a convex curve lies below its chords
 
@@ -49,15 +50,6 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
 @pytest.mark.parametrize("name", sorted(DRAWINGS.keys() - {"token_couplings"}))
 def test_a_figure_of_nothing_says_so(name):
     assert drawn_from(drawing(name, "A"), {"A": None})[1].empty
-
-
-COUPLING = {
-    "layer": "blocks.4.mlp.fc2",
-    "num_samples": 30,
-    "coupling": [[2.0, 0.5, 0.0], [0.5, 1.0, 0.1], [0.0, 0.1, 0.0]],
-    "distance_correlation": [0.3, 0.1, None],
-    "p_value": [0.001, 0.2, None],
-}
 
 
 def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
@@ -72,12 +64,13 @@ def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
     pairs = values.dropna(subset="coupling").pivot(index="token", columns="other", values="coupling")
     assert np.triu(pairs).tolist() == np.triu(COUPLING["coupling"]).tolist()
     tokens = values[values.coupling.isna()].set_index("token")
-    assert tokens.distance_correlation[0] == 0.3 and tokens.p_value[1] == 0.2
-    assert np.isnan(tokens.distance_correlation[2])
+    assert (tokens.distance_correlation[0], tokens.p_value[1]) == (0.3, 0.2) and np.isnan(
+        tokens.distance_correlation[2]
+    )
 
 
 def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
-    records = {"0.7": judged(1800, 0, 2000), "0.1": None, "none": judged(1790, 0, 2000)}
+    records = {"0.7": judged(1800, size=2000), "0.1": None, "none": judged(1790, size=2000)}
     figure, values = drawn_from(drawing("ablation", *records), records)
     assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 89.5]]
     assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
@@ -96,7 +89,7 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     ],
 )
 def test_values_of_an_axis_lie_where_they_belong_and_names_are_not_joined(rows, expected, scale, line):
-    records = {row: judged(180 + number, 0) for number, row in enumerate(rows)}
+    records = {row: judged(180 + number) for number, row in enumerate(rows)}
     figure, _ = drawn_from(drawing("ablation", *rows), records)
     (axes,) = figure.axes
     assert axes.get_xticks().tolist() == expected and axes.get_xscale() == scale
@@ -107,24 +100,18 @@ def test_values_of_an_axis_lie_where_they_belong_and_names_are_not_joined(rows, 
     assert axes.get_ylim()[0] < min(heights.values()) < max(heights.values()) < axes.get_ylim()[1]
 
 
-def judged(num_right: int, minutes: float, size: int = 200, **metrics: float) -> Record:
+def judged(num_right: int, minutes: float = 0, size: int = 200, **metrics: float) -> Record:
     """The first so many of the test images are right."""
-    right = torch.arange(size) < num_right
+    outcomes = {"top1": packed(torch.arange(size) < num_right)}
     metrics |= {"top1": 100 * num_right / size}
-    return make_record(metrics=metrics, outcomes={"top1": packed(right)}, seconds={"search": 60 * minutes})
+    return make_record(metrics=metrics, outcomes=outcomes, seconds={"search": 60 * minutes})
 
 
-@pytest.fixture
-def ranked() -> tuple[Experiment, dict]:
-    """A slow best, a quick one just behind it, one that is neither, and one that has no record of the second column."""
+def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time():
+    """One image of 200 is less than two standard errors; eighty are more. `half` has no record of the second column."""
     lines = {"Dense": (200, 0), "best": (180, 9), "quick": (179, 1), "poor": (100, 2), "half": (190, 1)}
-    records = {(row, column): judged(*line) for row, line in lines.items() for column in "AB"}
-    return drawing("ranking", *lines, columns="A, B", unranked=["Dense"]), {**records, ("half", "B"): None}
-
-
-def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ranked):
-    """One image of 200 is less than two standard errors; eighty are more."""
-    experiment, records = ranked
+    records = {(row, column): judged(*line) for row, line in lines.items() for column in "AB"} | {("half", "B"): None}
+    experiment = drawing("ranking", *lines, columns="A, B", unranked=["Dense"])
     methods = values_of(experiment, records)
     figure, message = drawn(experiment, methods)
     assert methods.method.tolist() == ["best", "quick", "poor"] and methods.difference.tolist() == [0, -0.5, -40]
@@ -138,9 +125,8 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
 
 def test_steps_are_differences_of_the_best_methods_on_the_same_images():
     """Of 14 methods, each right on one image more, the best five are shown beside the original."""
-    records = {"Dense": judged(170, 0)} | {f"method {number}": judged(150 + number, 0) for number in range(14)}
-    for number, record in enumerate(records.values()):
-        record.metrics["gflops"] = 2.0 + number
+    records = {f"method {number}": judged(150 + number, gflops=3.0 + number) for number in range(14)}
+    records = {"Dense": judged(170, gflops=2.0), **records}
     figure, values = drawn_from(drawing("steps", *records, unranked=["Dense"]), records)
     assert values.standard_error.iloc[1] == pytest.approx(3.07, abs=0.01)
     assert values.difference.tolist() == pytest.approx([0, *(number / 2 - 10 for number in range(14))])
@@ -148,8 +134,7 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
     (axes,) = figure.axes
     names = {"Dense", *(f"method {number}" for number in range(9, 14))}
     assert {text.get_text() for text in axes.texts} == names and axes.get_ylabel().endswith("from Dense")
-    heights = sorted(text.xy[1] for text in axes.texts)
-    assert min(np.diff(heights)) > 0.05 and axes.containers[0].has_yerr
+    assert min(np.diff(sorted(text.xy[1] for text in axes.texts))) > 0.05 and axes.containers[0].has_yerr
 
 
 def test_a_method_has_the_colour_of_its_parts_in_every_figure():
@@ -162,10 +147,8 @@ def test_a_method_has_the_colour_of_its_parts_in_every_figure():
 @pytest.mark.parametrize(("worst", "bottom"), [(10, -5), (160, None)])
 def test_an_axis_ends_where_a_method_loses_many_times_what_most_lose(worst, bottom):
     """The first method has 165 of 200 images right, and others 164."""
-    records = {"method": judged(165, 0)} | {f"method {number}": judged(164, 0) for number in range(3)}
-    records["worst"] = judged(worst, 0)
-    for number, record in enumerate(records.values()):
-        record.metrics["gflops"] = 2.0 + number
+    others = {f"method {number}": judged(164, gflops=3.0 + number) for number in range(3)}
+    records = {"method": judged(165, gflops=2.0), **others, "worst": judged(worst, gflops=6.0)}
     (axes,) = drawn_from(drawing("steps", *records), records)[0].axes
     assert axes.get_ylim()[0] == pytest.approx(bottom) if bottom else -5 < axes.get_ylim()[0] < worst / 2 - 82.5
     assert ("lower points: in the table" in [text.get_text() for text in axes.texts]) == bool(bottom)

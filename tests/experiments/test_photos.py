@@ -14,24 +14,6 @@ from tests.refusals import refuses
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 PHOTOS = DATA / "imagenet_photos"
-FEW = ["task.photos.num_calibration=8", "task.photos.num_sensitivity=8"]
-
-
-def made_up(root: Path, num_calibration: int, num_validation: int) -> list[str]:
-    """Write noise as photos, in classes 0, 1, ..., and return the lines of their labels."""
-    numbers = {"calibration": num_calibration, "validation": num_validation}
-    for part, number in numbers.items():
-        write_images(root, (part,), number)
-    return [f"{part}/{label}.png,{label},n{label:08}" for part, number in numbers.items() for label in range(number)]
-
-
-def links(root: Path, num_calibration: int, num_validation: int) -> list[str]:
-    lines = (PHOTOS / "labels.csv").read_text().splitlines()
-    found = []
-    for part, number in (("calibration", num_calibration), ("validation", num_validation)):
-        (root / part).symlink_to(PHOTOS / part)
-        found += [line for line in lines if line.startswith(f"{part}/")][:number]
-    return found
 
 
 def write_labels(root: Path, lines: list[str]) -> Path:
@@ -39,23 +21,31 @@ def write_labels(root: Path, lines: list[str]) -> Path:
     return root
 
 
+def made_up(root: Path, **numbers: int) -> Path:
+    """Write noise as so many photos of each part, in classes 0, 1, ..., and their labels."""
+    for part, number in numbers.items():
+        write_images(root, (part,), number)
+    lines = [f"{part}/{label}.png,{label},n{label:08}" for part, number in numbers.items() for label in range(number)]
+    return write_labels(root, lines)
+
+
 @pytest.mark.system
 def test_every_experiment_of_photos_composes_without_data(chosen):
     """The many rows of `baselines` compose in tests of `mini`."""
     found = chosen("profile=photos", "experiment=all")
+    names = {"units", "unit_defaults", "tokens", "beyond", "baselines", "encoders", "int8"}
+    assert names < {each.name for each in found}
     cells = [cell for each in found if each.name != "baselines" for cell in cells_of(each)]
     for cell in cells:
         cell.check()
-    names = {"units", "unit_defaults", "tokens", "beyond", "baselines", "encoders", "int8"}
-    assert names < {each.name for each in found}
     assert {cell.config.model.name for cell in cells} == {"deit_tiny", "vit_tiny"}
     assert all(isinstance(cell.task, Photos) for cell in cells)
 
 
 def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(make_cell, tmp_path):
-    root = write_labels(tmp_path, made_up(tmp_path, num_calibration=8, num_validation=5))
+    few = ["task.photos.num_calibration=8", "task.photos.num_sensitivity=8", "ratio=0.5"]
     network = ["model=deit_tiny", "model.photos.tag=tiny_vit", "model.photos.weights=random"]
-    cell = make_cell("profile=photos", f"photos={root}", *FEW, *network, "ratio=0.5")
+    cell = make_cell("profile=photos", f"photos={made_up(tmp_path, calibration=8, validation=5)}", *few, *network)
     record = run_cell(cell)
     assert {"top1", "chosen", "distance", "chosen_distance"} <= record.metrics.keys()
     assert [len(f"{int(record.outcomes[half], 16):b}") - 1 for half in ("chosen", "top1")] == [3, 2]
@@ -65,7 +55,7 @@ def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(make_cell, tmp_pat
 
 
 def test_each_draw_calibrates_on_other_photos(tmp_path):
-    root = write_labels(tmp_path, made_up(tmp_path, num_calibration=12, num_validation=1))
+    root = made_up(tmp_path, calibration=12, validation=1)
     draws = [Photos(root=root, num_calibration=6, num_sensitivity=4, seed=seed).chosen_indices() for seed in (0, 1)]
     assert {*draws[0]["calibration"]} != {*draws[1]["calibration"]}
     for draw in draws:
@@ -78,9 +68,12 @@ def test_each_draw_calibrates_on_other_photos(tmp_path):
 @pytest.mark.external
 @pytest.mark.skipif(not PHOTOS.exists(), reason=f"no photos in {PHOTOS}")
 def test_units_of_a_published_network_keep_it_useful_on_real_photos(make_cell, tmp_path):
-    root = write_labels(tmp_path, links(tmp_path, num_calibration=64, num_validation=64))
-    few = ["task.photos.num_calibration=64", "task.photos.num_sensitivity=40"]
-    own = ["profile=photos", f"photos={root}", f"checkpoints={DATA}", *few, "model=deit_tiny"]
+    few, lines = [], (PHOTOS / "labels.csv").read_text().splitlines()
+    for part in ("calibration", "validation"):
+        (tmp_path / part).symlink_to(PHOTOS / part)
+        few += [line for line in lines if line.startswith(f"{part}/")][:64]
+    own = ["profile=photos", f"photos={write_labels(tmp_path, few)}", f"checkpoints={DATA}", "model=deit_tiny"]
+    own += ["task.photos.num_calibration=64", "task.photos.num_sensitivity=40"]
     methods = ["estimator=none"], ["search=cors_fisher", "parts=units", "ratio=0.8"]
     dense, units = (run_cell(make_cell(*own, *method)).metrics for method in methods)
     assert dense["top1"] > 65 and dense["distance"] == 0
@@ -97,8 +90,7 @@ def test_units_of_a_published_network_keep_it_useful_on_real_photos(make_cell, t
     ],
 )
 def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, lines, message):
-    all_lines = made_up(tmp_path, num_calibration=8, num_validation=1)
-    few = {"root": write_labels(tmp_path, all_lines), "num_calibration": 8, "num_sensitivity": 8}
+    few = {"root": made_up(tmp_path, calibration=8, validation=1), "num_calibration": 8, "num_sensitivity": 8}
     assert Photos(**few).inspect().startswith("8 images to calibrate on, 1 to evaluate on")
     (tmp_path / "labels.csv").unlink() if lines is None else write_labels(tmp_path, lines)
     refuses(re.escape(message.format(root=tmp_path)), Photos(**few).inspect, raised=(OSError, ValueError))

@@ -28,26 +28,20 @@ def test_a_plan_shows_every_cell_without_running_any(command, tmp_path, caplog):
 
 def test_a_sweep_shows_lists(composing, capsys, tmp_path):
     with composing():
-        jobs = jobs_of(["excluded_names=[head],[norm]", f"results={tmp_path}"])
-        show_sweep(sweep_of(jobs), Console(width=80))
+        show_sweep(sweep_of(jobs_of(["excluded_names=[head],[norm]", f"results={tmp_path}"])), Console(width=80))
     assert "excluded_names=[head] " in capsys.readouterr().out
 
 
-@pytest.fixture
-def state(make_cell):
-    """A function to the state of a cell, found without its network and without a change to what is drawn next."""
+def test_states_of_cells(make_cell, monkeypatch, tmp_path):
+    """They are found without the network and without a change to what is drawn next."""
 
-    def find(*overrides: str) -> State:
+    def state(*overrides: str) -> State:
         cell, drawn = make_cell(*overrides), torch.get_rng_state()
         with patch.object(Recipe, "build", lambda recipe: pytest.fail("built")):
             recall([cell], cell.records)
         assert torch.equal(torch.get_rng_state(), drawn)
         return cell.state()
 
-    return find
-
-
-def test_states_of_cells(make_cell, state, monkeypatch, tmp_path):
     assert state("estimator=svd_llm") == ("to do", "")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -73,17 +67,10 @@ def test_the_doctor_names_each_reason_once(make_cell, without_module, monkeypatc
     with pytest.raises(SystemExit, match="force=true"):
         look_first(config, cells, Console(width=80))
     found = re.findall("problem  (.*)", capsys.readouterr().out)
-    expected = [
-        "tracking: W&B online without an account",
-        "disk: cannot write to the folder /dev/null",
-        "no checkpoint",
-    ]
-    expected += [
-        "ratio is the fraction that remains",
-        "analysis=token_coupling needs hyppo: pip install -e '.[analysis]'",
-    ]
-    expected += ["data of classification: no ImageNet at"]
-    assert len(found) == len(expected) and all(part in line for part, line in zip(expected, found, strict=True)), found
+    told = ["tracking: W&B online without an account", "disk: cannot write to the folder /dev/null", "no checkpoint"]
+    told += ["ratio is the fraction that remains", "analysis=token_coupling needs hyppo: pip install -e '.[analysis]'"]
+    told += ["data of classification: no ImageNet at"]
+    assert len(found) == len(told) and all(part in line for part, line in zip(told, found, strict=True)), found
     config.force = True
     look_first(config, cells, Console(width=80))
 

@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -22,42 +20,39 @@ from experiments.cell import Cell
 from experiments.compose import CONF
 from experiments.config import Experiment
 from experiments.grid import every_experiment
-from experiments.output.tables import (
-    ERRORS,
-    SCREEN,
-    as_text,
-    entries_of,
-    finding_of,
-    panels_of,
-    read_entries,
-    screen_tables,
-    write_tables,
-)
+from experiments.output import tables
+from experiments.output.tables import as_text, entries_of, panels_of, write_tables
 from experiments.record import errors_apart, packed, paired_difference, standard_error, unpacked, write_records
 from tests.records import demo, make_record, outcomes, place, write_paper
 
 RESULTS = Path(CONF).parent / "results"
-METHODS = ["A", "B", "C", "D", "E", "F"]
+NUM_SAMPLES, NUM_RESAMPLES = 400, 20_000
+# The spread of so many resamples is off by 1 / sqrt(2 * 20,000) = 0.5 %, and n - 1 for n makes 0.1 %.
+TOLERANCE = 0.03
 
 
 @pytest.fixture
 def experiment(tmp_path, monkeypatch) -> Experiment:
     """A table of which the paper has every number."""
-    top1 = dict(zip(("Baseline", *METHODS, "Later"), (90, 10, 20, 30, 40, 50, 60, 70), strict=True))
+    top1 = dict(zip(("Baseline", *"ABCDEF", "Later"), (90, 10, 20, 30, 40, 50, 60, 70), strict=True))
     monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
     write_paper(paper.FOLDER / "demo.csv", top1)
     chosen = {"title": "A demonstration at 50 %", "metrics": {"gflops": "GFLOPs", "top1": "Top-1"}}
-    rows = {"Baseline": ["estimator=none"], **{name: [] for name in (*METHODS, "Later")}}
+    rows = {name: [] for name in top1} | {"Baseline": ["estimator=none"]}
     return demo(**chosen, rows=rows, unranked=["Baseline", "Later"], notes=["A note."])
 
 
 def measured(top1: dict[str, float], **fields) -> list[Cell]:
     """Cells with the outcomes of 400 test samples behind their top-1."""
-    metrics = {row: {"gflops": 1.0, "top1": value} for row, value in top1.items()}
-    return [
-        place(row, make_record(row, metrics=metrics[row], outcomes=outcomes(value)), **fields)
-        for row, value in top1.items()
-    ]
+    made = (make_record(row, metrics={"gflops": 1.0, "top1": top1[row]}, outcomes=outcomes(top1[row])) for row in top1)
+    return [place(record.fingerprint, record, **fields) for record in made]
+
+
+def panels(experiment: Experiment, *metrics: dict[str, float]) -> list[tuple[str, pd.DataFrame]]:
+    """What is shown where the cells of a row, in every column, have these metrics."""
+    rows = [(row, make_record(metrics=own)) for row, own in zip(experiment.rows, metrics, strict=True)]
+    cells = [place(*row, column) for row in rows for column in experiment.columns]
+    return list(panels_of(experiment, entries_of(experiment, cells, False)))
 
 
 def shown(entries, metric="top1") -> dict[str, str]:
@@ -74,8 +69,8 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     for suffix, best in (("md", "**62.2 ± 2.4**"), ("tex", r"\textbf{62.2 ± 2.4}")):
         text = (tmp_path / f"demo.{suffix}").read_text()
         assert all(value in text for value in ({**expected, "B": best}.values()))
-        assert ERRORS in text and "A note." in text
-    assert finding_of(experiment, entries) == "B is best, level with 1 of 2 others"
+        assert tables.ERRORS in text and "A note." in text
+    assert tables.finding_of(experiment, entries) == "B is best, level with 1 of 2 others"
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
@@ -112,8 +107,7 @@ def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_p
 def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
     ours = {"A": 12.5, "B": 20.0, "C": 50.0, "E": 60.0, "F": 70.0}
     cells = [*measured(ours), place("D", make_record("D", "failed", error="no"))]
-    entries = entries_of(experiment, cells, comparable=False)
-    write_tables(experiment, entries, tmp_path)
+    write_tables(experiment, entries_of(experiment, cells, comparable=False), tmp_path)
     table = pd.read_csv(tmp_path / "demo.csv")
     columns = ["row", "column", "metric", "ours", "paper", "difference", "status", "fingerprint"]
     assert list(table.columns) == [*columns, "standard_error", "deviation", "behind"]
@@ -124,11 +118,6 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert r"\caption{A demonstration at 50 \%. Net. A note. " in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note."))
-
-
-NUM_SAMPLES, NUM_RESAMPLES = 400, 20_000
-# The spread of so many resamples is off by 1 / sqrt(2 * 20,000) = 0.5 %, and n - 1 for n makes 0.1 %.
-TOLERANCE = 0.03
 
 
 def right(count: int) -> np.ndarray:
@@ -153,8 +142,7 @@ def test_the_standard_error_is_the_bootstraps(count):
 
 
 def test_errors_apart_are_those_of_the_paired_bootstrap():
-    draw = np.random.default_rng(1)
-    better, worse = (draw.random(NUM_SAMPLES) < share for share in (0.7, 0.6))
+    better, worse = np.random.default_rng(1).random((2, NUM_SAMPLES)) < [[0.7], [0.6]]
     difference = 1.0 * better - worse
     found = errors_apart(better, worse)
     assert found == pytest.approx(difference.mean() / bootstrapped(difference), rel=TOLERANCE)
@@ -163,8 +151,8 @@ def test_errors_apart_are_those_of_the_paired_bootstrap():
 
 
 def test_of_several_draws_the_larger_error_counts():
-    draw = np.random.default_rng(1)
-    better, worse = (draw.random((3, NUM_SAMPLES)) < share for share in ([[0.7], [0.7], [0.7]], [[0.6], [0.5], [0.2]]))
+    shares = [[[0.7], [0.7], [0.7]], [[0.6], [0.5], [0.2]]]
+    better, worse = np.random.default_rng(1).random((2, 3, NUM_SAMPLES)) < shares
     means = (1.0 * better - worse).mean(axis=1)
     assert errors_apart(better, worse) == pytest.approx(means.mean() / (means.std(ddof=1) / 3**0.5))
     assert errors_apart(better[:1], worse[:1]) == errors_apart(better[0], worse[0])
@@ -181,21 +169,17 @@ def test_a_difference_on_the_same_samples_has_the_error_of_the_difference():
 
 def test_rows_of_the_papers_devices_follow_ours(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
-    (tmp_path / "paper").mkdir()
-    (tmp_path / "paper" / "demo.csv").write_text("row,column,metric,paper\nV100,Net,speedup,1.6\n")
+    paper.FOLDER.mkdir()
+    (paper.FOLDER / "demo.csv").write_text("row,column,metric,paper\nV100,Net,speedup,1.6\n")
     metrics = {"compressed_throughput": "Low rank", "speedup": "Speed-up"}
     experiment = demo(figure="throughput", metrics=metrics, ranked_by="speedup", rows={"This device": []})
-    record = make_record("here", metrics={"compressed_throughput": 120.0, "speedup": 1.2})
-    ((_, table),) = panels_of(experiment, entries_of(experiment, [place("This device", record)], False))
-    assert table.reset_index().to_numpy().tolist() == [
-        ["This device", "120.0", "1.20"],
-        ["V100 (paper)", "", "1.60"],
-    ]
+    ((_, table),) = panels(experiment, {"compressed_throughput": 120.0, "speedup": 1.2})
+    assert table.reset_index().to_numpy().tolist() == [["This device", "120.0", "1.20"], ["V100 (paper)", "", "1.60"]]
 
 
 def test_errors_that_are_alike_stand_in_the_caption(experiment, tmp_path):
-    entries = entries_of(experiment, measured({"Baseline": 70, "A": 61.5, "B": 62.25}), comparable=False)
-    write_tables(experiment, entries, tmp_path)
+    cells = measured({"Baseline": 70, "A": 61.5, "B": 62.25})
+    write_tables(experiment, entries_of(experiment, cells, comparable=False), tmp_path)
     text = (tmp_path / "demo.md").read_text()
     assert "- Standard errors of Top-1 are 2.3 to 2.4." in text and "±" not in text and "61.5*" in text
 
@@ -207,52 +191,30 @@ def many(figure: str = "", columns: int = 9) -> Experiment:
 
 
 def test_a_network_has_a_table_of_its_own_where_there_are_many_columns():
-    experiment = many()
-    cells = [
-        place(row, make_record(metrics={"top1": 50.0}), column)
-        for row in experiment.rows
-        for column in experiment.columns
-    ]
-    panels = panels_of(experiment, entries_of(experiment, cells, False))
-    assert [(heading, [*panel]) for heading, panel in panels] == [
-        ("A, T", ["0 %", "2 %", "4 %", "6 %", "8 %"]),
-        ("B, T", ["1 %", "3 %", "5 %", "7 %"]),
-    ]
+    heads = [(heading, [*panel]) for heading, panel in panels(many(), *[{"top1": 50.0}] * 2)]
+    assert heads == [("A, T", ["0 %", "2 %", "4 %", "6 %", "8 %"]), ("B, T", ["1 %", "3 %", "5 %", "7 %"])]
 
 
 def test_a_ranking_is_sorted_by_means():
     experiment = many("ranking", columns=2)
-    cells = [
-        place(row, make_record(metrics={"top1": value}), column)
-        for row, value in zip(experiment.rows, (1.0, 3.0), strict=True)
-        for column in experiment.columns
-    ]
-    ((_, panel),) = panels_of(experiment, entries_of(experiment, cells, False))
-    assert [*panel.index] == [*reversed([*experiment.rows])] and panel["mean"].tolist() == [
-        "**3.0**",
-        "1.0",
-    ]
+    ((_, panel),) = panels(experiment, {"top1": 1.0}, {"top1": 3.0})
+    assert [*panel.index] == [*experiment.rows][::-1] and panel["mean"].tolist() == ["**3.0**", "1.0"]
 
 
 @pytest.mark.parametrize("profile", ["mini", "photos"])
-def test_tables_fit_a_terminal_and_no_cell_takes_three_lines(composing, monkeypatch, profile):
-    """Those of all results."""
-    with composing():
-        config = compose("reproduce", [f"profile={profile}"], return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
-        HydraConfig.instance().set_config(config)
-        experiments = every_experiment()
-        num_tables = 0
-        for experiment in experiments:
-            entries = read_entries(RESULTS / profile / "tables" / f"{experiment.name}.csv")
-            for table in screen_tables(experiment, entries) if entries else ():
-                console = Console(width=200, file=StringIO())
-                console.print(table, width=SCREEN)
-                lines = console.file.getvalue().splitlines()
-                assert max(map(len, lines)) <= SCREEN and "…" not in console.file.getvalue()
-                assert len(lines) <= 2 * table.row_count + 8
-                num_tables += 1
-    assert num_tables > 3
+def test_tables_of_all_results_fit_a_terminal_and_no_cell_takes_three_lines(configured, profile):
+    configured("reproduce", f"profile={profile}")
+    shown = []
+    for experiment in every_experiment():
+        entries = tables.read_entries(RESULTS / profile / "tables" / f"{experiment.name}.csv")
+        shown += tables.screen_tables(experiment, entries) if entries else ()
+    for table in shown:
+        console = Console(width=200, file=StringIO())
+        console.print(table, width=tables.SCREEN)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= tables.SCREEN and "…" not in console.file.getvalue()
+        assert len(lines) <= 2 * table.row_count + 8
+    assert len(shown) > 3
 
 
 def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):
@@ -260,10 +222,7 @@ def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path
     record, path = make_record(config=config), tmp_path / "demo.jsonl"
     write_records([record, record], path)
     (line,) = path.read_text().splitlines()
-    assert json.loads(line)["config"] == {
-        "results": "results",
-        "task": {"crops": "results/crops", "names": ["deit", f"{tmp_path}_other"]},
-    }
-    published = [each for each in (Path(CONF).parent / "results").rglob("*.jsonl")]
-    lines = [line for each in published for line in each.read_text().splitlines()]
+    expected = {"results": "results", "task": {"crops": "results/crops", "names": ["deit", f"{tmp_path}_other"]}}
+    assert json.loads(line)["config"] == expected
+    lines = [line for each in RESULTS.rglob("*.jsonl") for line in each.read_text().splitlines()]
     assert len(lines) > 300 and [line[:80] for line in lines if re.search(r'"/[^"]', line)] == []

@@ -3,8 +3,8 @@
 import json
 import sys
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
@@ -21,23 +21,15 @@ from tests.records import demo
 pytestmark = pytest.mark.system
 
 
-class Run:
+def made_up(**start) -> Mock:
     """A run that remembers what it is given."""
-
-    def __init__(self, **start):
-        self.start, self.history, self.summary, self.exit_code = start, [], {}, None
-
-    def log(self, values):
-        self.history.append(values)
-
-    def finish(self, exit_code):
-        self.exit_code = exit_code
+    return Mock(spec=["log", "finish"], start=start, summary={})
 
 
 @pytest.fixture
-def runs(monkeypatch) -> list[Run]:
-    started: list[Run] = []
-    monkeypatch.setattr("wandb.init", lambda **start: started.append(Run(**start)) or started[-1])
+def runs(monkeypatch) -> list[Mock]:
+    started: list[Mock] = []
+    monkeypatch.setattr("wandb.init", lambda **start: started.append(made_up(**start)) or started[-1])
     return started
 
 
@@ -51,11 +43,12 @@ def test_a_run_holds_config_metrics_plan_and_a_history_of_stages(offline, runs):
     (run,) = runs
     assert (run.start["id"], run.start["name"]) == (f"{record.fingerprint}-1", "deit_b · pela · uniform · 0.5")
     assert list(run.start["tags"]) == ["deit_b", "pela", "uniform", "0.5"] and not run.start["group"]
-    assert "facts.estimators.PELA" in str(run.start["config"]) and run.exit_code == 0
+    assert "facts.estimators.PELA" in str(run.start["config"])
+    run.finish.assert_called_once_with(0)
     assert (run.start["project"], run.start["entity"]) == ("facts", "my-team")
     assert record.metrics.items() <= run.summary.items()
     assert {f"seconds/{stage}": seconds for stage, seconds in record.seconds.items()}.items() <= run.summary.items()
-    *stages, plan = run.history
+    *stages, plan = (call.args[0] for call in run.log.call_args_list)
     assert dict(plan["plan"].data) == record.plan
     names = [row["stage"] for row in stages]
     assert {"decomposition", "search"} < set(names) <= set(record.seconds) and names[-1] == "evaluation"
@@ -68,28 +61,22 @@ def test_a_failed_cell_is_a_failed_run(offline, runs, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run_cell(offline)
     (run,) = runs
-    assert (run.exit_code, run.history) == (1, [])
+    run.finish.assert_called_once_with(1)
+    run.log.assert_not_called()
 
 
 @pytest.mark.parametrize("stage", ["log", "missing"])
 def test_tracking_that_fails_changes_no_result(make_cell, offline, monkeypatch, caplog, stage):
     if stage == "log":
-        monkeypatch.setattr("wandb.init", Run)
+        monkeypatch.setattr("wandb.init", made_up)
         monkeypatch.setattr("experiments.runner.log_record", lambda run, record: 1 / 0)
     else:
         monkeypatch.setitem(sys.modules, "wandb", None)
     record = run_cell(offline)
     assert record.status == "done" and "goes on without it" in caplog.text
     monkeypatch.undo()
-    results = Path(offline.config.results).with_name("other")
-    plain = run_cell(make_cell("estimator=pela", f"results={results}"))
+    plain = run_cell(make_cell("estimator=pela", f"results={offline.config.results}_apart"))
     assert plain.metrics == record.metrics and plain.fingerprint == record.fingerprint
-
-
-def test_tags_are_as_short_as_tags_must_be(tmp_path, runs):
-    with tracked(Tracking(mode="offline"), tmp_path, "id", tags=["a" * 100, "b"]):
-        pass
-    assert runs[0].start["tags"] == ["a" * 64, "b"]
 
 
 @pytest.mark.parametrize(
@@ -110,37 +97,33 @@ def test_the_environment_chooses_if_nobody_else_does(composing, monkeypatch, ove
     assert (tracking.mode, tracking.project, tracking.group) == (mode, "mine", None)
 
 
-def test_one_offline_run_of_an_id_is_left(tmp_path):
+def test_one_offline_run_of_an_id_is_left_with_tags_as_short_as_tags_must_be(tmp_path):
     """A sync would upload all, in any order."""
+    tags = []
     older, other = (tmp_path / f"wandb/offline-run-20200101_000000-{name}" for name in ("id", "other-id"))
-    for folder in (older, other):
-        folder.mkdir(parents=True)
-    with tracked(Tracking(mode="offline"), tmp_path, "id", tags=[]):
-        assert older.exists()
+    older.mkdir(parents=True)
+    other.mkdir()
+    with tracked(Tracking(mode="offline"), tmp_path, "id", tags=["a" * 100, "b"]) as tell:
+        tell(lambda run: tags.extend(run.tags))
+        assert older.exists() and tags == ["a" * 64, "b"]
     (left,) = {*(tmp_path / "wandb").glob("offline-run-*")} - {other}
     assert left.name.endswith("-id") and left != older
 
 
-EXPERIMENT = OmegaConf.structured(demo(axis_title="Ratio", figure="ablation", rows={"a": [], "b": [], "c": []}))
-
-
 def test_an_offline_run_keeps_it_with_the_results(cell_config, tmp_path, caplog, monkeypatch):
     """One cell is done, one failed, and one has not run."""
-    config = cell_config("estimator=pela")
+    experiment = OmegaConf.structured(demo(axis_title="Ratio", figure="ablation", rows={"a": [], "b": [], "c": []}))
+    config, settings = cell_config("estimator=pela"), {}
     record = run_cell(Cell(config))
     places = [Cell(config, "demo", "a", "Net", record=record), Cell(config, "demo", "b", "Net", error="no luck")]
     shown = SimpleNamespace(tracking=Tracking(mode="offline"), profile=SimpleNamespace(name="mini", comparable=False))
-    settings = {}
-
-    def log_artifact(run, artifact):
-        settings.update(run.config, tags=run.tags)
-
-    monkeypatch.setattr("wandb.sdk.wandb_run.Run.log_artifact", log_artifact)
-    show(EXPERIMENT, places, tmp_path / "results/mini", shown, Console(file=StringIO()))
+    log_artifact = "wandb.sdk.wandb_run.Run.log_artifact"
+    monkeypatch.setattr(log_artifact, lambda run, artifact: settings.update(run.config, tags=run.tags))
+    show(experiment, places, tmp_path / "results/mini", shown, Console(file=StringIO()))
     assert "W&B could not" not in caplog.text
     (run,) = (tmp_path / "results/mini/wandb").glob("offline-run-*")
     assert run.name.endswith("-result-mini-demo")
-    assert settings["tags"] == ("demo", "mini") and settings["profile"] == "mini"
+    assert (settings["tags"], settings["profile"]) == (("demo", "mini"), "mini")
     assert settings["experiment"]["rows"] == {"a": [], "b": [], "c": []}
     (table,) = (json.loads(path.read_text()) for path in run.glob("files/media/table/*.json"))
     (done, *others) = (dict(zip(table["columns"], row, strict=True)) for row in table["data"])

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import product
+from itertools import accumulate, chain, product
 from pathlib import Path
 
 import pandas as pd
@@ -18,22 +18,32 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-import experiments.report
-import experiments.reproduce
-import experiments.runner
-import experiments.workers
 from experiments.cell import Cell
 from experiments.compose import CONF
 from experiments.grid import warn_of_misspelt_metrics
+from experiments.report import main as report
+from experiments.reproduce import main as reproduce
 from experiments.runner import exclusive_lock, reason_of, shared_lock
 from experiments.workers import finished, line_of_each, run_tables, warn_of_unknown_metrics
+from tests.experiments.conftest import SMALL
 from tests.records import demo, make_record
+from tests.refusals import refuses
+
+KILLER = """
+import os, signal, sys, threading, time
+def watch():
+    while not os.path.exists({marker!r}):
+        if "experiments.workers" in sys.modules and sys.argv[0].endswith("default_worker.py"):
+            open({marker!r}, "x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+threading.Thread(target=watch, daemon=True).start()
+"""
 
 
 def cell(experiment: str, network: str, row: str) -> Cell:
-    parts = {"model": {"mini": {"name": network}}, "task": {"mini": {}}}
     fields = {"profile": {"name": "mini"}, "labels": "given", "excluded_names": [], "results": "results"}
-    config = OmegaConf.create({**fields, **parts})
+    config = OmegaConf.create({**fields, "model": {"mini": {"name": network}}, "task": {"mini": {}}})
     return Cell(config, experiment, row, network)
 
 
@@ -42,16 +52,10 @@ def table(experiment: str, *rows: str) -> list[Cell]:
     return [cell(experiment, network, row) for row in rows for network in ("DeiT", "Swin")]
 
 
-@pytest.fixture
-def tables() -> list[list[Cell]]:
-    """Four tables, of which the last has nothing to run."""
-    return [table("first", "A", "B"), table("second", "A", "B"), table("third", "A"), []]
-
-
-@pytest.fixture
-def steps(monkeypatch) -> list[tuple[str, str, str]]:
-    """The parts that were run, in order; the runs are made up."""
-    steps = []
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_each_part_runs_once_in_order_and_its_records_come_back(monkeypatch, num_workers):
+    """Of four tables, the last has nothing to run; the runs are made up."""
+    tables, steps = [table("first", "A", "B"), table("second", "A", "B"), table("third", "A"), []], []
 
     def share_data_pass(cells: list[Cell]) -> None:
         steps.append((cells[0].experiment, cells[0].column, "".join(cell.row for cell in cells)))
@@ -59,15 +63,10 @@ def steps(monkeypatch) -> list[tuple[str, str, str]]:
     def run_cell(cell: Cell, wait: bool) -> None:
         cell.record = make_record(f"{cell.experiment}/{cell.row}/{cell.column}")
 
-    monkeypatch.setattr(experiments.runner, "share_data_pass", share_data_pass)
-    monkeypatch.setattr(experiments.runner, "run_cell", run_cell)
+    monkeypatch.setattr("experiments.runner.share_data_pass", share_data_pass)
+    monkeypatch.setattr("experiments.runner.run_cell", run_cell)
     monkeypatch.setattr(Cell, "runs_alone", False)
-    monkeypatch.setattr(experiments.runner, "shared_lock", lambda folder: nullcontext())
-    return steps
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_each_part_runs_once_in_order_and_its_records_come_back(tables, steps, num_workers):
+    monkeypatch.setattr("experiments.runner.shared_lock", lambda folder: nullcontext())
     with ThreadPoolExecutor(num_workers) as pool:
 
         def copied(task, parts):
@@ -76,8 +75,8 @@ def test_each_part_runs_once_in_order_and_its_records_come_back(tables, steps, n
         assert [*run_tables(tables, copied)] == tables
     for each in (each for cells in tables for each in cells):
         assert (each.status, each.record.fingerprint) == ("done", f"{each.experiment}/{each.row}/{each.column}")
-    parts = product((("first", "AB"), ("second", "AB"), ("third", "A")), ("DeiT", "Swin"))
-    expected = [(name, network, rows) for (name, rows), network in parts]
+    rows = {"first": "AB", "second": "AB", "third": "A"}
+    expected = [(name, network, rows[name]) for name, network in product(rows, ("DeiT", "Swin"))]
     assert (steps if num_workers == 1 else sorted(steps)) == expected
 
 
@@ -93,8 +92,7 @@ def test_a_cell_that_has_run_has_a_line_with_its_value_its_seconds_and_the_time_
         tell(each)
     cells[3].config.experiment, cells[3].error = {"ranked_by": "top1"}, "no luck"
     tell(cells[3])
-    lines = [re.sub(r"\d:\d\d:\d\d", "0:00:00", line) for line in caplog.messages]
-    assert lines == [
+    assert [re.sub(r"\d:\d\d:\d\d", "0:00:00", line) for line in caplog.messages] == [
         "first, 2 of 4: A, Swin: top1 50.25, 3 s; 0:00:00 left",
         "first, 3 of 4: B, DeiT: top1 50.25, 3 s; 0:00:00 left",
         "first, 4 of 4: B, Swin: failed; 0:00:00 left",
@@ -103,14 +101,12 @@ def test_a_cell_that_has_run_has_a_line_with_its_value_its_seconds_and_the_time_
 
 def test_a_metric_that_no_cell_of_the_first_network_has_is_named_before_the_others_run(caplog):
     (place,) = part = [cell("demo", "DeiT", "A")]
-    place.config.experiment = {"name": "demo", "metrics": {"top1": "Top-1", "topp": "Top-p"}}
     place.record = make_record(metrics={"top1": 1.0})
-    warn_of_unknown_metrics(part)
+    for metrics in ({"top1": "Top-1"}, {"top1": "Top-1", "topp": "Top-p"}):
+        assert not caplog.text
+        place.config.experiment = {"name": "demo", "metrics": metrics}
+        warn_of_unknown_metrics(part)
     assert "no cell so far has the metric topp; there are top1" in caplog.text
-    caplog.clear()
-    del place.config.experiment.metrics.topp
-    warn_of_unknown_metrics(part)
-    assert not caplog.text
 
 
 def test_a_metric_that_is_much_like_one_of_ours_is_named_before_any_work(composing, caplog):
@@ -145,7 +141,7 @@ def die_once(part: list[Cell]) -> list[Cell]:
 def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, caplog):
     """Each in the folder of the process that started it, with a GPU of its own."""
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
-    monkeypatch.setattr(experiments.workers, "run_part", die_once)
+    monkeypatch.setattr("experiments.workers.run_part", die_once)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.chdir(tmp_path)
     tables = [[cell("first", "DeiT", "A")], [cell("second", "Swin", "A")]]
@@ -158,19 +154,15 @@ def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, ca
 @pytest.mark.system
 def test_jobs_of_a_launcher_run_the_parts_and_the_report_draws_them(command, monkeypatch, tmp_path):
     """The table of throughput, whose two cells are timed, of networks without weights."""
-    given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64"]
-    given += ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
-    with pytest.raises(SystemExit, match=r"as jobs: add -m 'part=range\(2\)'"):
-        command(experiments.reproduce.main, "hydra/launcher=joblib", *given)
-    joblib = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "part=range(2)"]
-    command(experiments.reproduce.main, *joblib, *given)
+    given = ["experiment=throughput", *SMALL, "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
+    joblib = ["hydra/launcher=joblib", *given]
+    refuses(r"as jobs: add -m 'part=range\(2\)'", command, reproduce, *joblib, raised=SystemExit)
+    command(reproduce, "-m", *joblib, "hydra.launcher.n_jobs=1", "part=range(2)")
     assert len(list(tmp_path.glob("mini/records/*.json"))) == 2 and not (tmp_path / "mini/tables").exists()
-    with pytest.raises(SystemExit, match="part must be from 0 to 1, got 2"):
-        command(experiments.reproduce.main, "part=2", *given)
-    monkeypatch.setattr(experiments.report, "report_on_all", lambda folder: None)
-    command(experiments.report.main, *given)
-    found = pd.read_csv(tmp_path / "mini/tables/throughput.csv")
-    here = found[found.row == "This device"]
+    refuses("part must be from 0 to 1, got 2", command, reproduce, "part=2", *given, raised=SystemExit)
+    monkeypatch.setattr("experiments.report.report_on_all", lambda folder: None)
+    command(report, *given)
+    here = pd.read_csv(tmp_path / "mini/tables/throughput.csv").query("row == 'This device'")
     assert len(here) == 6 and (here.status == "done").all() and here.fingerprint.nunique() == 2
 
 
@@ -178,63 +170,45 @@ def test_jobs_of_a_launcher_run_the_parts_and_the_report_draws_them(command, mon
 @pytest.mark.attack
 def test_ray_runs_a_part_again_whose_process_was_killed(tmp_path):
     pytest.importorskip("ray", reason="Ray is an extra of its own: pip install -e '.[ray]'")
-    few = ["model.mini.weights=random", "task.mini.num_calibration=64", "task.mini.num_sensitivity=8", "tracking=off"]
-    command = [sys.executable, "-m", "experiments.reproduce", "-m", "experiment=sensitivity_interpolation", *few]
-    command += ["part=0", "hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false"]
+    command = [sys.executable, "-m", "experiments.reproduce", "-m", "experiment=sensitivity_interpolation", *SMALL]
+    command += ["task.mini.num_sensitivity=8", "tracking=off", "part=0"]
+    command += ["hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false"]
     killer = tmp_path / "sitecustomize.py"  # kills the first process of Ray that runs a part
     killer.write_text(KILLER.format(marker=str(tmp_path / "marker")))
     own = {"cwd": Path(CONF).parent, "env": os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(CONF).parent}"}}
     done = subprocess.run([*command, f"results={tmp_path}"], capture_output=True, text=True, **own)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "marker").exists()
+    assert done.returncode == 0 and (tmp_path / "marker").exists(), done.stderr
     assert len(list(tmp_path.glob("mini/records/*.json"))) == 1
 
 
-KILLER = """
-import os, signal, sys, threading, time
-def watch():
-    while not os.path.exists({marker!r}):
-        if "experiments.workers" in sys.modules and sys.argv[0].endswith("default_worker.py"):
-            open({marker!r}, "x")
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.05)
-threading.Thread(target=watch, daemon=True).start()
-"""
-
-
-def work(folder, measures, events):
-    """Two cells, of which the first measures time in its middle if it is to."""
+def work(folder, measures):
+    """Two cells, of which each measures time in its middle if it is to."""
+    steps, measurements = [], []
     for _ in range(2):
         with shared_lock(folder):
-            events.put((time.monotonic(), +1))
+            steps.append((time.monotonic(), +1))
             time.sleep(0.1)
             if measures:
-                events.put((time.monotonic(), -1))
+                steps.append((time.monotonic(), -1))
                 with exclusive_lock():
                     start = time.monotonic()
                     time.sleep(0.2)
-                    events.put((start, time.monotonic()))
-                events.put((time.monotonic(), +1))
+                    measurements.append((start, time.monotonic()))
+                steps.append((time.monotonic(), +1))
             time.sleep(0.1)
-            events.put((time.monotonic(), -1))
+            steps.append((time.monotonic(), -1))
+    return steps, measurements
 
 
 def test_nothing_runs_beside_a_measurement(tmp_path):
     (tmp_path / "locks").mkdir()
-    context = multiprocessing.get_context("fork")
-    events = context.Queue()
-    workers = [context.Process(target=work, args=(tmp_path, measures, events)) for measures in (True, True, False)]
-    for worker in workers:
-        worker.start()
-    found = [events.get(timeout=30) for _ in range(2 * (5 + 5 + 2))]
-    for worker in workers:
-        worker.join()
-    measurements = [each for each in found if each[1] > 1]
-    steps = sorted(each for each in found if abs(each[1]) == 1)
-    assert len(measurements) == 4
+    with ProcessPoolExecutor(3, multiprocessing.get_context("fork")) as pool:
+        found = [*pool.map(work, [tmp_path] * 3, (True, True, False), timeout=30)]
+    steps, measurements = ([*chain(*parts)] for parts in zip(*found, strict=True))
+    steps.sort()
+    assert len(steps) == 2 * (4 + 4 + 2) and len(measurements) == 4
     for start, end in measurements:
         assert sum(change for at, change in steps if at < start) == 0
         assert not [at for at, _ in steps if start < at < end]
         assert not [other for other in measurements if start < other[0] < end]
-    running = [sum(change for _, change in steps[: number + 1]) for number in range(len(steps))]
-    assert max(running) > 1
+    assert max(accumulate(change for _, change in steps)) > 1

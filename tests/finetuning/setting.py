@@ -50,6 +50,13 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def noted(monkeypatch, note):
+    """What `note` says of the optimizer before each of its steps."""
+    seen, step = [], torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *given: seen.append(note(self)) or step(self, *given))
+    return seen
+
+
 def make_student(dtype=torch.float64):
     """Another network than the teacher `make_model()`, with dropout and low-rank layers."""
     student = facts.compress(make_model(dtype, seed=1), estimator="pela", ratio=0.6, **UNIFORM).model

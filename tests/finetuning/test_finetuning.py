@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from facts.finetuning.recovery import DistillationData
 from facts.finetuning.training import State, plain_factors
 from facts.modules.forms import FORMS
 from facts.moments.losses import kl_divergence, summed_cross_entropy
-from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe
+from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, noted, recipe
 from tests.networks import image_batches, make_model, make_sharing, make_vit, relative_error, same_weights
 from tests.refusals import refused, refuses
 
@@ -40,14 +41,7 @@ def test_the_loss_is_the_formula():
 
 @pytest.fixture
 def steps(monkeypatch):
-    seen, step = [], torch.optim.AdamW.step
-
-    def noted(self, *arguments):
-        seen.append(torch.cat([each.grad.flatten() for group in self.param_groups for each in group["params"]]))
-        return step(self, *arguments)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
-    return seen
+    return noted(monkeypatch, lambda it: torch.cat([p.grad.flatten() for g in it.param_groups for p in g["params"]]))
 
 
 def test_a_step_takes_the_gradient_of_the_mean_loss(steps):
@@ -67,12 +61,12 @@ def test_gradients_are_clipped_to_a_norm(steps, precision):
 
 def test_every_parameter_is_trained_and_the_teacher_is_not():
     student, teacher = make_student().requires_grad_(False), make_model().train()
-    before, before_teacher = copy.deepcopy(student), copy.deepcopy(teacher)
+    before = copy.deepcopy(student)
     finetune(student, teacher, Given([4, 4]), recipe())
     assert any("left" in name for name, _ in student.named_parameters())
     for (name, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True):
         assert not ours.equal(theirs), name
-    assert same_weights(teacher, before_teacher) and teacher.training and not student.training
+    assert same_weights(teacher, make_model()) and teacher.training and not student.training
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -89,9 +83,9 @@ def test_the_statistics_of_batch_norm_follow_only_where_the_recipe_says_so(train
 def test_a_backbone_can_learn_more_slowly():
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(192, 16))
     student = nn.Sequential(OrderedDict(backbone=backbone, head=nn.Linear(16, 4))).double()
-    before = copy.deepcopy(student)
+    before = copy.deepcopy([*student.parameters()])
     finetune(student, make_model(), Given([4]), recipe(weight_decay=0.0, backbone_scale=0.1))
-    steps = [(a - b).abs().max().item() for a, b in zip(student.parameters(), before.parameters(), strict=True)]
+    steps = [(a - b).abs().max().item() for a, b in zip(student.parameters(), before, strict=True)]
     assert steps == pytest.approx([0.001, 0.001, 0.01, 0.01], rel=1e-3)  # AdamW's first step is the rate
 
 
@@ -119,11 +113,10 @@ def rates(**fields):
     """The rate of every step, for a training of 12 epochs."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     schedule = recipe(learning_rate=0.1, **fields).scheduler(optimizer, STEPS, EPOCH, initialize=True)
-    found = []
-    for step in range(STEPS):
-        schedule.step_update(step)
-        found.append(optimizer.param_groups[0]["lr"])
-    return found
+    return [schedule.step_update(step) or optimizer.param_groups[0]["lr"] for step in range(STEPS)]
+
+
+DETECTORS = {"schedule": "steps", "decay_epochs": [8, 11]}  # their 1x
 
 
 @pytest.mark.parametrize(
@@ -131,10 +124,7 @@ def rates(**fields):
     [
         ({}, [0.05 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS)]),
         ({"schedule": "linear"}, [0.1 * (1 - step / STEPS) for step in range(STEPS)]),
-        (
-            {"schedule": "steps", "decay_epochs": [8, 11]},
-            [0.1] * 8 * EPOCH + [0.01] * 3 * EPOCH + [0.001] * EPOCH,  # detectors' 1x
-        ),
+        (DETECTORS, [0.1] * 8 * EPOCH + [0.01] * 3 * EPOCH + [0.001] * EPOCH),
     ],
 )
 def test_rates_follow_the_schedule_once_they_have_risen(fields, expected):
@@ -145,10 +135,9 @@ def test_rates_follow_the_schedule_once_they_have_risen(fields, expected):
 
 
 def test_too_little_memory_for_a_batch_says_what_lowers_the_need():
-    student = make_student()
-    student.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none left")))
-    with pytest.raises(MemoryError, match=r"a batch of 3 .*divide batch_size and multiply accumulate by the same"):
-        finetune(student, make_model(), Given([3]), recipe())
+    student, message = make_student(), "a batch of 3 .*divide batch_size and multiply accumulate by the same"
+    student.register_forward_pre_hook(Mock(side_effect=torch.OutOfMemoryError("none left")))
+    refuses(message, finetune, student, make_model(), Given([3]), recipe(), raised=MemoryError)
 
 
 def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
@@ -156,8 +145,7 @@ def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
     student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
     ranks = {name: module.rank for name, module in student.named_modules() if isinstance(module, facts.PivotedLinear)}
     [(images, _)] = image_batches([4])
-    before = student.eval()(images)
-    reference = copy.deepcopy(student)
+    before, reference = student.eval()(images), copy.deepcopy(student)
     with plain_factors(reference):
         assert sum(isinstance(module, facts.LowRankLinear) for module in reference.modules()) == len(ranks) > 2
         torch.testing.assert_close(reference(images), before)
@@ -206,27 +194,29 @@ def test_blocks_of_layers(model, layers, expected):
 
 def test_blocks_are_those_with_low_rank_or_narrower_layers():
     model = make_vit()
-    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and "blocks.1" in name]
-    assert compressed_blocks(compressed(model, layers=layers).model, model) == ["blocks.1"]
     assert compressed_blocks(compressed(model).model, model) == [f"blocks.{i}" for i in range(3)]
     assert compressed_blocks(model, model) == []
-    prepared = facts.prepare(model, BATCHES, layers=layers, parts="units")
+    prepared = facts.prepare(model, BATCHES, layers="blocks.1.*", parts="units")
     assert compressed_blocks(facts.compress(prepared, search="uniform", ratio=0.5).model, model) == ["blocks.1"]
 
 
-def test_the_error_is_a_sum_over_samples_and_blocks():
-    original = make_vit()
-    changed = compressed(original).model
+def of_blocks(original, changed, images):
+    """Outputs of the blocks of both networks that are compressed in one."""
     names = compressed_blocks(changed, original)
-    [(images, _)] = image_batches([5], shape=(3, 16, 16))
     with recorded_outputs(original, names) as ours, recorded_outputs(changed, names) as theirs:
         original(images)
         changed(images)
+    assert len(ours) == len(names) and not original._forward_hooks
+    return ours, theirs
+
+
+def test_the_error_is_a_sum_over_samples_and_blocks():
+    original, [(images, _)] = make_vit(), image_batches([5], shape=(3, 16, 16))
+    ours, theirs = of_blocks(original, compressed(original).model, images)
     pairs = [(one[i], other[i]) for one, other in zip(ours, theirs, strict=True) for i in range(5)]
     expected = sum(((other - one).norm() / one.norm()) ** 2 for one, other in pairs)
     torch.testing.assert_close(matching_error(ours, theirs, 5), expected)
     assert matching_error(ours, ours, 5) == 0 < expected
-    assert len(ours) == len(names) and not original._forward_hooks
     assert matching_error([torch.zeros(5, 2)], [torch.zeros(5, 2)], 5) == 0
     assert matching_error([torch.ones(5, 2)], [torch.zeros(5, 3)], 5) == 0
 
@@ -240,12 +230,7 @@ def test_blocks_come_nearer_if_they_count():
         student = compressed(original).model
         recipe = Finetuning(num_epochs=12, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
         finetune(student, original, inputs, recipe)
-        names = compressed_blocks(student, original)
-        with recorded_outputs(original, names) as ours, recorded_outputs(student, names) as theirs:
-            images = BATCHES[-1][0]
-            original(images)
-            student(images)
-        errors[weight] = matching_error(ours, theirs, len(images)).item()
+        errors[weight] = matching_error(*of_blocks(original, student, BATCHES[-1][0]), 8).item()
     assert errors[1.0] < 0.7 * errors[0.0]
 
 
@@ -284,8 +269,7 @@ def test_a_killed_process_leaves_no_trace(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
     reads = Reads()
     student, _ = finetuned(Given(SIZES, before_batch=reads), tmp_path, **RUNS)
-    assert reads.count == 3
-    assert same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
+    assert reads.count == 3 and same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
 
 
 @pytest.mark.attack
@@ -293,12 +277,10 @@ def test_a_killed_process_leaves_no_trace(tmp_path):
 def test_what_is_not_the_same_starts_anew(tmp_path, change):
     """And leaves the other's checkpoint alone."""
     finetuned(Given(SIZES), tmp_path, **RUNS)
-    student = make_student()
-    if change == "student":
-        student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
-    fields = {**RUNS, "alpha": 0.25} if change == "recipe" else RUNS
+    other = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
+    student = other if change == "student" else make_student()
     teacher = make_model(seed=2 if change == "teacher" else 0)
-    task = Given(SIZES[::-1] if change == "data" else SIZES)
-    reads = task.before_batch = Reads()
+    reads, fields = Reads(), {**RUNS, "alpha": 0.25} if change == "recipe" else RUNS
+    task = Given(SIZES[::-1] if change == "data" else SIZES, before_batch=reads)
     finetune(student, teacher, task, recipe(**fields), tmp_path)
     assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resized_crop
 
@@ -18,7 +18,7 @@ from facts.finetuning import recovery as views
 from facts.finetuning.recovery import DistillationData, random_views
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
-from tests.finetuning.setting import Reads, interrupt
+from tests.finetuning.setting import Reads, interrupt, noted
 from tests.networks import image_batches, make_model, make_swin, numbered, same_weights
 from tests.refusals import refuses
 from tests.toys import Net
@@ -76,9 +76,8 @@ def test_it_comes_closer_to_the_original_at_the_same_cost(form):
     assert "chosen by 9 others" in str(recovered)
     half = rounded(recovered, torch.float16).summary
     assert half.recovery.after == half.distance.mean != course.after
-    idle = replace(course, after=course.before)
-    unchanged = rounded(recovered.with_summary(recovery=idle), torch.float16)
-    assert unchanged.summary.recovery == idle  # rounding is no gain
+    idle = recovered.with_summary(recovery=replace(course, after=course.before))
+    assert rounded(idle, torch.float16).summary.recovery == idle.summary.recovery  # rounding is no gain
     assert same_weights(result.model, before) and same_weights(dense, original())
 
 
@@ -97,11 +96,6 @@ def test_heads_for_training_are_left_out():
     assert recovered.summary.recovery.after < recovered.summary.recovery.before
     modes = recovered.model.modes
     assert modes.count((True, True, True)) == 1 and modes.count((False, True, True)) >= 30
-
-
-def test_labels_are_not_read():
-    without = facts.recover(compressed(), [images for images, _ in image_batches(SIZES)], **RECIPE)
-    assert same_weights(without.model, recovered().model)
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("plain", torch.float32), ("pivoted", torch.bfloat16)])
@@ -127,36 +121,24 @@ def test_what_is_held_back_is_not_trained_on():
     inputs = DistillationData(batches, kl_divergence, 4, 0.3, views=False)
     parts = [part for images, _ in batches for part in images.split(-(-len(images) // -(-len(images) // 4)))]
     assert [len(part) for part in parts] == [3, 2, 4, 3, 3]
-    trained = [part for part, _ in inputs.training(None, 0)]
-    held_back = inputs.held_back
-    assert len(held_back) == 1 and held_back[0].equal(parts[2])
-    assert held_back[0].untyped_storage().nbytes() == held_back[0].nbytes
+    trained, [held_back] = [part for part, _ in inputs.training(None, 0)], inputs.held_back
+    assert held_back.equal(parts[2]) and held_back.untyped_storage().nbytes() == held_back.nbytes
     assert torch.cat(trained).equal(torch.cat([*parts[:2], *parts[3:]])) and inputs.num_samples == 11
     assert torch.cat([part for part, _ in inputs.training(None, 0)[1::2]]).equal(torch.cat([parts[1], parts[4]]))
     one = DistillationData(batches[:1], kl_divergence, 32, 0.1, views=False)
     assert [len(part) for part in one.held_back] == [2] and one.num_samples == 3
     uneven = DistillationData([(torch.rand(size, 3), None) for size in (48, 1)], kl_divergence, 16, 0.1, views=False)
     assert [len(part) for part in uneven.held_back] == [16] and uneven.num_samples == 33  # not the last one alone
-    with pytest.raises(ValueError, match="at least two samples"):  # it cannot be divided
-        DistillationData([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], kl_divergence, 2, 0.1, False)
-    with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
-        Finetuning(alpha=0.5).loss(inputs, original(), original(), batches[0][0], None)
-
-
-class Drawn(Dataset):
-    """Samples of a generator of their own."""
-
-    generator = torch.Generator().manual_seed(0)
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, number):
-        return torch.randn(3, 8, 8, generator=self.generator, dtype=torch.float64)
+    whole = [({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)]  # it cannot be divided
+    refuses("at least two samples", DistillationData, whole, kl_divergence, 2, 0.1, False)
+    given, loss = (inputs, original(), original(), batches[0][0], None), Finetuning(alpha=0.5).loss
+    refuses("inputs without labels have no loss", loss, *given, raised=NotImplementedError)
 
 
 def test_data_that_differ_from_pass_to_pass_are_refused():
-    refuses("differ from pass to pass, so nothing can be held back", facts.recover, compressed(), Drawn(), **RECIPE)
+    batches = image_batches(SIZES)
+    changing = numbered(batches, lambda: [images.mul_(1.01) for images, _ in batches])
+    refuses("differ from pass to pass, so nothing can be held back", facts.recover, compressed(), changing, **RECIPE)
     data = TensorDataset(torch.cat([images for images, _ in image_batches(SIZES)]))
     loader = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))
     assert facts.recover(compressed(), loader, **RECIPE).summary.recovery
@@ -165,27 +147,14 @@ def test_data_that_differ_from_pass_to_pass_are_refused():
 @pytest.fixture
 def clock(monkeypatch):
     """A clock on which every look takes a second, and each checkpoint five."""
-    passed = itertools.count()
+    passed, save = itertools.count(), Cache.save
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(passed)))
-    save = Cache.save
-
-    def slowly(self, *arguments):
-        [next(passed) for _ in range(5)]
-        save(self, *arguments)
-
-    monkeypatch.setattr(Cache, "save", slowly)
+    monkeypatch.setattr(Cache, "save", lambda *given: [next(passed) for _ in range(5)] and save(*given))
 
 
 @pytest.fixture
 def rates(monkeypatch):
-    seen, step = [], torch.optim.AdamW.step
-
-    def noted(self, *arguments):
-        seen.append(self.param_groups[0]["lr"])
-        return step(self, *arguments)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
-    return seen
+    return noted(monkeypatch, lambda optimizer: optimizer.param_groups[0]["lr"])
 
 
 def test_the_time_is_bounded(clock, rates, tmp_path):
@@ -201,31 +170,29 @@ def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
     """The data are read to be divided (twice), surveyed and hashed, then once an epoch, which has 17 steps."""
     result, expected = compressed(), recovered()
     for at, num_done in ((47, 0), (59, 20)):
-        cache = tmp_path / str(at)
+        options = {**RECIPE, "cache": tmp_path / str(at)}
         with pytest.raises(KeyboardInterrupt):
-            facts.recover(result, numbered(image_batches(SIZES), Reads(at, interrupt)), cache=cache, **RECIPE)
+            facts.recover(result, numbered(image_batches(SIZES), Reads(at, interrupt)), **options)
         assert len(rates) >= num_done
         rates.clear()
-        again = facts.recover(result, image_batches(SIZES), cache=cache, **RECIPE)
-        assert len(rates) == 51 - num_done
-        assert same_weights(again.model, expected.model)
+        again = facts.recover(result, image_batches(SIZES), **options)
+        assert len(rates) == 51 - num_done and same_weights(again.model, expected.model)
         assert again.summary.recovery.after == expected.summary.recovery.after
         rates.clear()
 
 
-def test_a_loaded_network_needs_its_original(tmp_path):
+def test_a_loaded_network_needs_its_original_and_no_labels(tmp_path):
     facts.save_compressed(compressed(), tmp_path)
     loaded = facts.load_compressed(tmp_path, original())
     refuses("does not hold the original network: give original=", facts.recover, loaded, image_batches(SIZES), epochs=1)
-    again = facts.recover(loaded, image_batches(SIZES), original=original(), **RECIPE)
-    assert same_weights(again.model, recovered().model)
+    images = [images for images, _ in image_batches(SIZES)]  # labels are not read
+    assert same_weights(facts.recover(loaded, images, original=original(), **RECIPE).model, recovered().model)
 
 
 def test_unsaved_buffers_keep_their_type():
     """Swin's masks of windows."""
-    swin = outspoken(make_swin(torch.bfloat16))
     batches = image_batches([4] * 4, shape=(3, 16, 16), dtype=torch.bfloat16)
-    result = facts.compress(swin, batches, ratio=0.5)
+    result = facts.compress(outspoken(make_swin(torch.bfloat16)), batches, ratio=0.5)
     recovered = facts.recover(result, batches, **{**RECIPE, "epochs": 1}).model
     assert recovered(batches[0][0]).dtype == torch.bfloat16
 
@@ -235,7 +202,7 @@ def test_a_processor_with_instructions_for_bfloat16_uses_them(monkeypatch, able)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {able: True}, raising=False)
     if able is None:  # an old PyTorch says nothing about the processor
         monkeypatch.delattr(torch.cpu, "get_capabilities")
-    expected = "bfloat16" if able in ("avx512_bf16", "amx_bf16") else "float32"
+    expected = "bfloat16" if able == "amx_bf16" else "float32"
     assert Recovery().finetuning(make_model(torch.float32)).precision == expected
     assert Recovery(precision="float32").finetuning(make_model(torch.float16)).precision == "float16"
 
@@ -275,8 +242,7 @@ def test_crops_are_those_of_torchvision(monkeypatch):
 def test_each_epoch_has_views_of_its_own_and_a_second_reading_the_same():
     images = torch.rand(12, 3, 8, 8)
     training_data = DistillationData([(images, None)], kl_divergence, 4, 0.3, views=True)
-    first, again, other = (
-        torch.cat([part for part, _ in training_data.training(None, epoch, seed=5)]) for epoch in (0, 0, 1)
-    )
+    epochs = [training_data.training(None, epoch, seed=5) for epoch in (0, 0, 1)]
+    first, again, other = (torch.cat([part for part, _ in epoch]) for epoch in epochs)
     assert first.equal(again) and not first.equal(other)
-    assert torch.cat([part for part, _ in training_data.training(None, 0, seed=5)[1:]]).equal(first[4:])
+    assert torch.cat([part for part, _ in epochs[0][1:]]).equal(first[4:])

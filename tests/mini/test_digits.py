@@ -13,14 +13,12 @@ from experiments.mini.digits import NUM_CLASSES, Digits, draw_digits
 from experiments.mini.train import WITHIN, main, mini_recipe, mini_recipes, top1_on_test
 from facts.models import CausalLM, OpenMMLabModel
 
-
-def network_of(*input_size: int) -> nn.Module:
-    network = nn.Identity()
-    network.pretrained_cfg = {"input_size": input_size}
-    return network
-
-
-NETWORK = network_of(1, 16, 16)
+NETWORK, IN_COLOUR = nn.Identity(), nn.Identity()
+NETWORK.pretrained_cfg, IN_COLOUR.pretrained_cfg = {"input_size": (1, 16, 16)}, {"input_size": (3, 32, 32)}
+RECIPES = mini_recipes()
+# Classifiers that are only backbones see ten digits in colour; the others tell a hundred apart.
+NAMES = [name for name, recipe in RECIPES.items() if not isinstance(recipe, CausalLM | OpenMMLabModel)]
+CLASSIFIERS = {name: (80, 100) if name.endswith("backbone") else (85, 95) for name in NAMES}
 
 
 def together(batches):
@@ -48,10 +46,8 @@ def test_no_image_is_in_two_parts_of_the_task():
     parts = [task.calibration(NETWORK), task.sensitivity(NETWORK), task.evaluation(NETWORK), *epochs]
     images, _ = together([batch for part in parts for batch in part])
     assert len(images) == 1000 + 128 + 3000 + 3 * 1000
-    distances = torch.cdist(images, images).fill_diagonal_(torch.inf)
-    assert distances.min() > 5
-    again, _ = together(task.training(NETWORK, 0))
-    assert again.equal(together(epochs[0])[0])
+    assert torch.cdist(images, images).fill_diagonal_(torch.inf).min() > 5
+    assert together(task.training(NETWORK, 0))[0].equal(together(epochs[0])[0])
 
 
 def test_another_seed_draws_other_images_for_methods_and_the_same_for_tests():
@@ -65,27 +61,20 @@ def test_another_seed_draws_other_images_for_methods_and_the_same_for_tests():
 def test_coloured_digits_are_divided_without_overlap():
     training, test = split_indices("train"), split_indices("test")
     assert test.tolist() == list(range(0, 1797, 3)) and sorted([*training.tolist(), *test.tolist()]) == [*range(1797)]
-    network, task = network_of(3, 32, 32), ColouredDigits(num_calibration=1000)
-    parts = task.calibration(network), task.sensitivity(network), task.evaluation(network)
-    calibration, sensitivity, test = (together(batches)[0] for batches in parts)
-    assert [len(part) for part in (calibration, sensitivity, test)] == [1000, 128, 599]
-    assert torch.cdist(sensitivity, calibration).min() > 0 and torch.cdist(test, calibration).min() > 0
-    first, second = (together(task.training(network, epoch))[1] for epoch in (0, 1))
+    task = ColouredDigits(num_calibration=1000)
+    parts = (getattr(task, part)(IN_COLOUR) for part in ("calibration", "sensitivity", "evaluation"))
+    calibration, *others = (together(batches)[0] for batches in parts)
+    assert [len(part) for part in (calibration, *others)] == [1000, 128, 599]
+    assert all(torch.cdist(part, calibration).min() > 0 for part in others)
+    first, second = (together(task.training(IN_COLOUR, epoch))[1] for epoch in (0, 1))
     assert first.bincount().equal(second.bincount()) and not first.equal(second)
-
-
-RECIPES = mini_recipes()
-# Classifiers that are only backbones see ten digits in colour; the others tell a hundred apart.
-NAMES = [name for name, recipe in RECIPES.items() if not isinstance(recipe, CausalLM | OpenMMLabModel)]
-CLASSIFIERS = {name: (80, 100) if name.endswith("backbone") else (85, 95) for name in NAMES}
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(("name", "bounds"), CLASSIFIERS.items())
 def test_shipped_networks_classify_digits_but_not_all_of_them(name, bounds):
     """Without errors, methods could not be told apart."""
-    least, most = bounds
-    assert least <= top1_on_test(RECIPES[name].build()) <= most
+    assert bounds[0] <= top1_on_test(RECIPES[name].build()) <= bounds[1]
 
 
 def test_every_shipped_checkpoint_is_one_models_and_small():

@@ -3,43 +3,29 @@
 import copy
 import io
 import logging
+from functools import partial
 
 import pytest
 import timm
 import torch
 import transformers
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import facts
 from facts.modules import tokens
 from facts.parts import part_at
 from facts.parts.base import Description
-from tests.networks import image_batches
-
-SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-VIEWS = ("view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "unbind", "t", "diagonal")
-VIEWS = (*VIEWS, "detach", "split", "alias", "_reshape_alias", "_unsafe_view", "lift_fresh")
+from tests.moments.test_launches import Launches
+from tests.parts.test_tokens import SIZES, batches, vit
 
 
 @pytest.fixture(scope="module")
 def merged():
-    torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=4, embed_dim=48, num_heads=3, num_classes=10)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.2)
-    prepared = facts.prepare(model.double().eval(), images(), parts="tokens")
-    return facts.compress(prepared, search="uniform", ratio=0.6).model
-
-
-def images():
-    return [(x.double(), y) for x, y in image_batches([8, 8, 8], shape=(3, 64, 64))]
+    return facts.compress(vit(depth=4), batches(), parts="tokens", search="uniform", ratio=0.6).model
 
 
 def inputs():
-    return images()[0][0]
+    return batches()[0][0]
 
 
 def hooked(model, hook):
@@ -83,10 +69,8 @@ def test_checkpointed_blocks_have_the_same_gradients(merged, use_reentrant):
         x = model.pos_drop(model._pos_embed(model.patch_embed(inputs().requires_grad_())))
         others = x.detach().flip(1).requires_grad_()  # another sequence, at the same time
         for block in model.blocks:
-            x, others = (
-                checkpoint(block, each, use_reentrant=use_reentrant) if checkpointed else block(each)
-                for each in (x, others)
-            )
+            run = partial(checkpoint, block, use_reentrant=use_reentrant) if checkpointed else block
+            x, others = run(x), run(others)
         (x.square().sum() + others.square().sum()).backward()
         grads.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     assert all(torch.allclose(one, other, rtol=1e-9) for one, other in zip(*grads, strict=True))
@@ -136,18 +120,8 @@ def test_attention_maps_come_with_advice(caplog):
     assert "compress with parts='units'" in caplog.text
 
 
-class Kernels(TorchDispatchMode):
-    """Counts operations, but for views."""
-
-    number = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.number += func.overloadpacket.__name__ not in VIEWS
-        return func(*args, **kwargs or {})
-
-
 def kernels_of(model, x):
-    with torch.no_grad(), Kernels() as kernels:
+    with torch.no_grad(), Launches() as kernels:
         model(x)
         first = kernels.number
         model(x)  # constants are kept from the first pass

@@ -17,9 +17,7 @@ NO_KERNELS = ("new_empty", "promote_types", "scalar_tensor", "lift_fresh", "alia
 class Launches(TorchDispatchMode):
     """Counts operations, but neither views nor those on counts of samples, which are in main memory, in float64."""
 
-    def __init__(self):
-        super().__init__()
-        self.number = 0
+    number = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         is_view = operation.is_view or operation.overloadpacket.__name__ in NO_KERNELS

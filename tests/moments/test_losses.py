@@ -61,16 +61,15 @@ def test_cross_entropy_fits_every_kind_of_label():
     torch.testing.assert_close(summed_cross_entropy(LOGITS, torch.tensor([1, 2, 9, -100])), without_one)
 
 
-OTHERS = r"labels from {} do not fit a network of 10 classes: .* 0 \.\. 9"
 test_outputs_and_targets_that_it_does_not_fit = refused(
     (LOGITS, LOGITS, r"float32 \[4, 10\] and float32 \[4, 10\]: .*loss="),  # a regression
-    (LOGITS, torch.zeros(3).long(), r"float32 \[4, 10\] and int64 \[3\]: .*loss="),
     ({"out": LOGITS}, None, r"dict of out: float32 \[4, 10\] and NoneType: .*loss="),
     by=summed_cross_entropy,
     start="from outputs and targets that are ",
 )
 test_labels_of_other_classes = refused(
-    (10, OTHERS.format("0 to 10")),
-    (-1, OTHERS.format("-1 to 9")),
+    (10, r"0 to 10 do not fit a network of 10 classes: .* 0 \.\. 9"),
+    (-1, r"-1 to 9 do not fit a network of 10 classes: .* 0 \.\. 9"),
     by=lambda label: summed_cross_entropy(LOGITS, torch.tensor([label, 9, 0, 0])),
+    start="labels from ",
 )

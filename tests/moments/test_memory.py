@@ -1,5 +1,6 @@
 import gc
 import weakref
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from facts.utils.batches import in_parts
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
 from tests.finetuning.setting import Reads
 from tests.networks import LAYERS, image_batches, make_model, make_sharing, numbered
+from tests.refusals import refuses
 
 
 def limited_model(at_once: int):
@@ -41,10 +43,10 @@ def test_batches_in_parts_give_the_factors_of_whole_ones(caplog):
 
 
 def test_too_little_memory_for_any_part_says_what_lowers_the_need():
-    with pytest.raises(MemoryError, match=r"64 parts.*lower the batch size.*MemoryPolicy\(moments=\"host\"\)"):
-        factors_of(limited_model(0), BATCHES, {"facts": FACTS()})
-    with pytest.raises(MemoryError, match="1 parts"):
-        factors_of(limited_model(2), BATCHES, {"facts": FACTS()}, memory=MemoryPolicy(halve_batches=False))
+    message, given = r"64 parts.*lower the batch size.*MemoryPolicy\(moments=\"host\"\)", (BATCHES, {"facts": FACTS()})
+    refuses(message, factors_of, limited_model(0), *given, raised=MemoryError)
+    whole = MemoryPolicy(halve_batches=False)
+    refuses("1 parts", factors_of, limited_model(2), *given, raised=MemoryError, memory=whole)
 
 
 def test_moments_in_main_memory_are_those_on_the_device():
@@ -95,7 +97,7 @@ class TestLayersAtOnce:
     def test_decompositions_are_those_of_one_pass(self, estimator, cached, tmp_path):
         """From the moments, from the cache's moments, and from the cache's decompositions."""
         reads = Reads()
-        model, batches = make_model(), numbered(image_batches([5, 5, 2]), reads, "images")
+        model, batches = make_model(), numbered(BATCHES, reads, "images")
         whole = facts.prepare(model, batches).decompositions(estimator)
         execution = Execution(memory=MemoryPolicy(layers_at_once=4), cache=tmp_path if cached else None)
         calibration = facts.prepare(model, batches, execution=execution)
@@ -109,9 +111,8 @@ class TestLayersAtOnce:
             assert (reads.count == num_reads) == (not isinstance(estimator, GFWSVD))  # it keeps no gradients
         for result in results:
             assert list(result) == list(LAYERS)
-            for name in LAYERS:
-                for part in ("left", "right", "energies"):
-                    assert torch.equal(getattr(result[name], part), getattr(whole[name], part)), (name, part)
+            for name, part in product(LAYERS, ("left", "right", "energies")):
+                assert torch.equal(getattr(result[name], part), getattr(whole[name], part)), (name, part)
 
     def test_no_more_layers_have_their_moments_in_memory(self, no_collector, monkeypatch):
         collected, num_held = [], []

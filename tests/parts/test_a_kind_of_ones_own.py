@@ -34,8 +34,9 @@ def prepared(page):
     return facts.prepare(page["model"], page["calibration"], parts="adapters")
 
 
-def test_it_is_compressed_saved_loaded_and_cut(page, prepared, tmp_path):
+def test_it_is_compressed_printed_saved_loaded_and_cut(page, prepared, tmp_path):
     assert [*prepared.parts] == ["0", "1"]
+    assert "2 of 2 units narrower (widths 16 to 16)" in str(page["result"])
     for name, result in (("page", page["result"]), ("uniform", facts.compress(prepared, search="uniform", ratio=0.5))):
         assert 0 < sum(result.plan.values()) <= 32 and result.summary.after.params < prepared.cost.params
         assert [adapter.up.in_features for adapter in result.model[:2]] == [*result.plan.values()]
@@ -47,10 +48,6 @@ def test_it_is_compressed_saved_loaded_and_cut(page, prepared, tmp_path):
     facts.save_elastic(fisher, tmp_path / "any")
     cut = facts.load_compressed(tmp_path / "any", deepcopy(page["model"]), ratio=0.5)
     assert cut.plan == fisher.plan and cut.model(x).equal(fisher.model(x))
-
-
-def test_it_is_printed(page):
-    assert "2 of 2 units narrower (widths 16 to 16)" in str(page["result"])
 
 
 @options
@@ -82,8 +79,7 @@ def test_it_has_a_row_in_a_table(page, cell_config, tmp_path, monkeypatch):
 
 def test_its_time_is_measured(prepared):
     table = prepared.latency_table(2)
-    assert table.shares == {"0": 1, "1": 1}
-    assert 0 < table.seconds("0", 6) < table.dense
+    assert table.shares == {"0": 1, "1": 1} and 0 < table.seconds("0", 6) < table.dense
 
 
 def test_costs_may_depend_on_the_parts_before_and_a_candidate_that_is_left_alone_has_a_reason(page):

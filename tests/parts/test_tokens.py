@@ -1,4 +1,4 @@
-"""Merging tokens in a network: which blocks can, the search, and what becomes of the merged network."""
+"""Merging tokens in a network: which blocks and tokens can, the search, and what becomes of the merged network."""
 
 import copy
 import itertools
@@ -23,6 +23,7 @@ from facts.models import TimmModel
 from facts.modules.merging import by_ward
 from facts.modules.tokens import Merge, MergedBlock, change_block
 from facts.moments.batch import LayerBatch
+from facts.parts.tokens import Merging
 from facts.saving import standalone
 from facts.search import token_program
 from facts.search.token_program import TokenProgram
@@ -34,9 +35,9 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 SMALL = {"img_size": 64, "depth": 3, "embed_dim": 48, "num_heads": 3, "num_classes": 10}
 
 
-def vit(**options):
+def vit(tag="vit_tiny_patch16_224", **options):
     torch.manual_seed(0)
-    return spread(timm.create_model("vit_tiny_patch16_224", **SMALL | options))
+    return spread(timm.create_model(tag, **SMALL | options))
 
 
 def spread(model):
@@ -141,28 +142,6 @@ def test_without_a_metric_it_is_token_merging_as_published(tmp_path):
     refuses("the keys of this attention are not seen", result.model, data[0][0])
 
 
-NETWORKS = {
-    "timm": (lambda: vit(), 1, "norm2"),
-    "distilled": (lambda: spread(timm.create_model("deit_tiny_distilled_patch16_224", **SMALL)), 2, "norm2"),
-    "torchvision": (lambda: spread(torchvision.models.VisionTransformer(64, 16, 2, 2, 32, 64)), 1, "ln_2"),
-    "ViT": (lambda: spread(transformers.ViTModel(transformers.ViTConfig(**SIZES))), 1, "layernorm_after"),
-    "DINOv2": (lambda: spread(transformers.Dinov2Model(transformers.Dinov2Config(**SIZES))), 1, "norm2"),
-    "SigLIP": (lambda: spread(SiglipVisionModel(SiglipVisionConfig(**SIZES))), 0, "layer_norm2"),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_blocks_with_global_attention_merge_inside(name):
-    build, protected, entry = NETWORKS[name]
-    size = 32 if name in ("ViT", "DINOv2", "SigLIP") else 64
-    model, data = build(), [x for x, _ in batches((3, size, size))]
-    prepared = facts.prepare(model, data, parts="tokens")
-    assert {(part.protected, part.entry) for part in prepared.parts.values()} == {(protected, entry)}
-    result = facts.compress(prepared, ratio=0.6, search="uniform")
-    costs = result.summary
-    assert 0 < costs.spent["flops"] <= costs.budget["flops"] and all(result.plan.values())
-
-
 def encoder(norm_first, batch_first=True):
     """PyTorch's own encoder on sequences."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, norm_first=norm_first, batch_first=batch_first)
@@ -170,47 +149,54 @@ def encoder(norm_first, batch_first=True):
     def run(net, x):
         return net.head(net.encoder(x if batch_first else x.transpose(0, 1)).mean(dim=1 if batch_first else 0))
 
-    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    return spread(Net(run, encoder=layers, head=nn.Linear(16, 4)))
+    return Net(run, encoder=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), head=nn.Linear(16, 4))
 
 
-ENCODERS = {
-    "norm2": (lambda: encoder(norm_first=True), (12, 16)),
-    "norm1": (lambda: encoder(norm_first=False), (12, 16)),
-    "": (lambda: vit(block_fn=ParallelScalingBlock), (3, 64, 64)),  # attention and MLP side by side
+# The network, the shape of its inputs, its protected tokens, and where it merges.
+NETWORKS = {
+    "timm": (vit, (3, 64, 64), 1, "norm2"),
+    "distilled": (lambda: vit("deit_tiny_distilled_patch16_224"), (3, 64, 64), 2, "norm2"),
+    "side by side": (lambda: vit(block_fn=ParallelScalingBlock), (3, 64, 64), 1, ""),  # attention and MLP
+    "torchvision": (lambda: torchvision.models.VisionTransformer(64, 16, 2, 2, 32, 64), (3, 64, 64), 1, "ln_2"),
+    "ViT": (lambda: transformers.ViTModel(transformers.ViTConfig(**SIZES)), (3, 32, 32), 1, "layernorm_after"),
+    "DINOv2": (lambda: transformers.Dinov2Model(transformers.Dinov2Config(**SIZES)), (3, 32, 32), 1, "norm2"),
+    "SigLIP": (lambda: SiglipVisionModel(SiglipVisionConfig(**SIZES)), (3, 32, 32), 0, "layer_norm2"),
+    "norm first": (lambda: encoder(norm_first=True), (12, 16), 0, "norm2"),
+    "norm last": (lambda: encoder(norm_first=False), (12, 16), 0, "norm1"),
 }
 
 
-@pytest.mark.parametrize("entry", ENCODERS)
-def test_tokens_are_merged_after_attention_or_else_before_the_block(entry):
-    build, shape = ENCODERS[entry]
-    prepared = facts.prepare(build(), batches(shape), parts="tokens")
-    assert {part.entry for part in prepared.parts.values()} == {entry}
-    assert facts.compress(prepared, ratio=0.6).summary.distance.mean < 1
+@pytest.mark.parametrize("name", NETWORKS)
+def test_blocks_with_global_attention_merge_after_it_or_else_before_the_block(name):
+    build, shape, protected, entry = NETWORKS[name]
+    prepared = facts.prepare(spread(build()), [x for x, _ in batches(shape)], parts="tokens")
+    assert {(part.protected, part.entry) for part in prepared.parts.values()} == {(protected, entry)}
+    search = "cors_fisher" if name in ("side by side", "norm first", "norm last") else "uniform"
+    result = facts.compress(prepared, ratio=0.6, search=search)
+    assert 0 < result.summary.spent["flops"] <= result.summary.budget["flops"] and result.summary.distance.mean < 1
+    assert all(result.plan.values()) or search == "cors_fisher"
 
 
-REASONS = {
-    "windows": (
-        lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2,), num_heads=(2,)),
-        56,
-    ),
-    "rotary": (lambda: timm.create_model("eva02_tiny_patch14_224", img_size=56, depth=1), 56),
-    "biases": (lambda: timm.create_model("beit_base_patch16_224", img_size=64, depth=1, embed_dim=48, num_heads=3), 64),
-}
-
-
-@pytest.mark.parametrize("name", REASONS)
-def test_blocks_whose_tokens_have_places_are_left_alone(name):
-    build, size = REASONS[name]
-    model = spread(build())
-    prepared = facts.prepare(model, batches((3, size, size)), parts=("layers", "tokens"))
+@pytest.mark.parametrize(
+    ("tag", "sizes"),
+    [
+        ("swin_tiny_patch4_window7_224", {"img_size": 56, "depths": (2,), "num_heads": (2,)}),  # windows
+        ("eva02_tiny_patch14_224", {"img_size": 56, "depth": 1}),  # rotated queries and keys
+        ("beit_base_patch16_224", {"img_size": 64, "depth": 1, "embed_dim": 48, "num_heads": 3}),  # biases
+    ],
+)
+def test_blocks_whose_tokens_have_places_are_left_alone(tag, sizes):
+    model, data = spread(timm.create_model(tag, **sizes)), batches((3, sizes["img_size"], sizes["img_size"]))
+    prepared = facts.prepare(model, data, parts=("layers", "tokens"))
     reasons = [reason for part, reason in prepared.skipped.items() if part.endswith(".tokens")]
     assert reasons and all("places of its tokens" in reason for reason in reasons)
     assert not any(part.shortens for part in prepared.parts.values())
+    message = rf"no tokens of this {type(model).__name__} can be merged \([\w\.]*blocks\.0\.tokens: a"
+    refuses(message, facts.prepare, model, data, parts="tokens")
 
 
 def test_samples_along_another_axis_have_their_own_reason():
-    prepared = facts.prepare(encoder(True, False), batches((12, 16)), parts=("layers", "tokens"))
+    prepared = facts.prepare(spread(encoder(True, False)), batches((12, 16)), parts=("layers", "tokens"))
     assert "samples are not along the first axis" in prepared.skipped["encoder.layers.0.tokens"]
 
 
@@ -329,12 +315,9 @@ def test_a_batch_equals_its_samples_and_threads_do_not_disturb_each_other(result
 
 
 @pytest.mark.system
-def test_it_is_saved_loaded_copied_and_exported(result, tmp_path):
+def test_it_is_copied_and_exported(result, tmp_path):
     ((x, _), *_), model = batches(), result.model
     expected = model(x)
-    facts.save_compressed(result, tmp_path)
-    loaded = facts.load_compressed(tmp_path, vit())
-    assert loaded.plan == result.plan and loaded.model(x).equal(expected)
     assert copy.deepcopy(model)(x).equal(expected) and pickle.loads(pickle.dumps(model))(x).equal(expected)
     shapes = {"x": {0: torch.export.Dim("n")}}
     assert torch.allclose(torch.export.export(model, (x,), dynamic_shapes=shapes).module()(x[:3]), expected[:3])
@@ -361,8 +344,9 @@ def test_other_image_sizes_keep_the_share(tmp_path):
 def test_tokens_of_a_loaded_network_can_be_changed(result, tmp_path):
     (x, _), *_ = batches()
     facts.save_compressed(result, tmp_path)
-    model = facts.load_compressed(tmp_path, vit()).model
-    seen = []
+    loaded, seen = facts.load_compressed(tmp_path, vit()), []
+    model = loaded.model
+    assert loaded.plan == result.plan and model(x).equal(result.model(x))
     model.blocks[-1].mlp.fc1.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[1]))
     *_, last = (name for name, count in result.plan.items() if name.endswith(".tokens") and count)
     for count in (3, 2, result.plan[last]):
@@ -389,8 +373,7 @@ def test_a_folder_for_every_budget_is_cut(alone, result, tmp_path):
     assert cut.model(x).allclose(again(x), atol=1e-6) and any(n for p, n in cut.plan.items() if "tokens" in p)
 
 
-def test_a_merge_takes_time_of_its_own():
-    prepared = facts.prepare(vit(), batches(), parts=("units", "tokens"))
+def test_a_merge_takes_time_of_its_own(prepared):
     table = prepared.latency_table(2)
     table.__dict__["merge"] = 0.5
     plan = {"blocks.0.tokens": 12, "blocks.1.tokens": 12}
@@ -399,18 +382,76 @@ def test_a_merge_takes_time_of_its_own():
 
 
 def test_what_does_not_go_together_is_refused(prepared):
-    with pytest.raises(ValueError, match="MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"):
-        facts.compress(prepared, search="memvit", ratio=0.5)
+    message = "MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"
+    refuses(message, facts.compress, prepared, search="memvit", ratio=0.5)
     tokens = facts.prepare(vit(), batches(), parts="tokens")
     refuses("tokens alone are chosen by FLOPs", facts.compress, tokens, cost="params", ratio=0.5)
-    build, size = REASONS["windows"]
-    message = r"no tokens of this SwinTransformer can be merged \(layers\.0\.blocks\.0\.tokens: a"
-    refuses(message, facts.prepare, spread(build()), batches((3, size, size)), parts="tokens")
-    with pytest.raises(ValueError, match="SVDLLM has no metric of tokens, only keys: take search=uniform, or take"):
-        facts.compress(prepared, estimator="svd_llm", ratio=0.5)
+    message = "SVDLLM has no metric of tokens, only keys: take search=uniform, or take"
+    refuses(message, facts.compress, prepared, estimator="svd_llm", ratio=0.5)
 
 
 def test_the_summary_says_so(result):
     assert "blocks with fewer tokens" in repr(result) and "the compressed parts keep" in repr(result)
     part = next(part for part in result.problem.parts.values() if part.shortens)
     assert result.summary.tokens[part.name] == 17
+
+
+def test_protected_tokens_can_be_said():
+    prepared = facts.prepare(vit(), batches(), parts="tokens", protected=5)
+    assert {part.protected for part in prepared.parts.values()} == {5}
+
+
+class Prompted(nn.Module):
+    """Tokens of its own stand in front of those of the data, between them, and behind; two lists of blocks see them."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True) for _ in range(4)]
+        self.early, self.late = nn.ModuleList(layers[:2]), nn.ModuleList(layers[2:])
+        self.own, self.head = nn.Parameter(torch.randn(6, 16)), nn.Linear(16, 4)
+
+    def hidden(self, x):
+        one, two, three = (each.expand(len(x), -1, -1) for each in self.own.split((1, 2, 3)))
+        x = torch.cat([one, x[:, :8], two, x[:, 8:], three], dim=1)
+        for block in (*self.early, *self.late):
+            x = block(x)
+        return x
+
+    def forward(self, x):
+        return self.head(self.hidden(x)[:, 0])
+
+
+def test_tokens_that_do_not_come_from_the_data_are_never_merged(tmp_path):
+    model, data = spread(Prompted()), batches((24, 16))
+    prepared = facts.prepare(model, data, parts="tokens")
+    assert {part.places for part in prepared.parts.values()} == {(-3, -2, -1, 0, 9, 10)}
+    result = facts.compress(prepared, search="uniform", ratio=0.5)
+    facts.save_compressed(result, tmp_path)
+    for network in (result.model, facts.load_compressed(tmp_path, spread(Prompted())).model):
+        rows = network.hidden(data[0][0])
+        for own in (0, 9, 10, 27, 28, 29):
+            assert ((rows == rows[:, own, None]).all(dim=-1).sum(dim=1) == 1).all()
+        assert all(len(each.unique(dim=0)) < 30 for each in rows)
+
+
+def test_of_one_sample_of_integers_nothing_can_be_told():
+    model, one = bert(), texts()[0]
+    alike = [{name: each[:1].expand(4, *each.shape[1:]) for name, each in one.items()}] * 6
+    message = "only one sample of integers is known: say how many there are at the front"
+    refuses(message, facts.prepare, model, alike, parts="tokens")
+    assert facts.prepare(model, alike, parts="tokens", protected=1).parts
+
+
+def test_two_calls_of_a_backbone_are_two_sequences(monkeypatch):
+    """It is called twice for each sample."""
+    seen, slopes = set(), Merging.slopes
+
+    def noted(self, batch, decomposition):
+        seen.add(tuple(batch.x.shape[1:]))
+        return slopes(self, batch, decomposition)
+
+    monkeypatch.setattr(Merging, "slopes", noted)
+    modules = {"backbone": vit(num_classes=0, depth=2), "head": nn.Linear(48, 4)}
+    siamese = Net(lambda net, x: net.head(net.backbone(x[:, 0]) - net.backbone(x[:, 1])), **modules)
+    result = facts.compress(spread(siamese), batches((2, 3, 64, 64)), parts="tokens", ratio=0.6)
+    assert seen == {(16, 48)} and any(result.plan.values())

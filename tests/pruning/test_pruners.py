@@ -1,18 +1,14 @@
 """Pruning methods: budgets, settings and refusals of all; DISP-LLM's gates, isomorphic groups, NViT's widths."""
 
 import copy
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
-from omegaconf import OmegaConf
 
 import facts
-from experiments.compose import CONF
 from experiments.config import instantiate
-from facts.cost.count import count_cost
 from facts.pruning import DISP, PRUNERS, Isomorphic, NViT, PruningProblem
 from facts.pruning.methods import nvit
 from facts.pruning.methods.disp_llm import gate_widths, gated, indexed, remaining_weights, target_share
@@ -48,8 +44,8 @@ every_method = pytest.mark.parametrize("name", PRUNERS)
 
 
 @every_method
-def test_the_file_says_the_defaults_of_the_class(name):
-    config = OmegaConf.merge({"seed": 0}, OmegaConf.load(Path(CONF) / "pruning" / f"{name}.yaml"))
+def test_the_file_says_the_defaults_of_the_class(cell_config, name):
+    config = cell_config(f"pruning={name}").pruning
     assert instantiate(config.paper) == PRUNERS[name]()
     for profile in (config.paper, config.mini):
         assert set(profile) - {"_target_"} == set(PRUNERS[name].__dataclass_fields__)
@@ -58,20 +54,18 @@ def test_the_file_says_the_defaults_of_the_class(name):
 @every_method
 def test_the_original_is_untouched_and_the_result_runs(name):
     model = make_vit()
-    before = copy.deepcopy(model)
-    problem = make_problem(model)
+    before, problem = copy.deepcopy(model), make_problem(model)
     pruned = copy.deepcopy(QUICK[name].prune(problem))
-    spent, dense = (count_cost(network, (3, 8, 8)).params for network in (pruned, model))
+    spent, dense = (facts.count_cost(network, (3, 8, 8)).params for network in (pruned, model))
     assert spent == problem.spent(pruned)
     assert problem.ratio - GRANULARITY[name] < spent / dense <= problem.ratio
     assert same_weights(model, before)
     assert all(parameter.grad is None for parameter in [*model.parameters(), *pruned.parameters()])
     assert all(parameter.requires_grad for parameter in pruned.parameters())
     images = next(iter(problem.batches))[0]
-    assert model(images).equal(before(images))
+    assert model(images).equal(before(images)) and not pruned.training
     assert pruned(images).shape == (8, 4) and pruned(images).isfinite().all()
     pruned(images).sum().backward()  # it can be finetuned
-    assert not pruned.training
 
 
 @every_method
@@ -79,7 +73,7 @@ def test_plain_networks_and_a_budget_of_flops(name):
     arguments = {"qkv_bias": False, "global_pool": "avg", "class_token": False, "depth": 1}
     problem = make_problem(make_vit("vit_tiny_patch16_224", **arguments), cost="flops")
     pruned = QUICK[name].prune(problem)
-    assert count_cost(pruned, (3, 8, 8)).flops <= problem.budget
+    assert facts.count_cost(pruned, (3, 8, 8)).flops <= problem.budget
     assert pruned(next(iter(problem.batches))[0]).isfinite().all()
 
 
@@ -134,9 +128,8 @@ def test_features_without_effect_are_learned_to_go():
         model.blocks[0].mlp.fc2.weight[:, :24] = 0
         model.blocks[0].mlp.fc1.bias.copy_(torch.arange(48) / 100)  # they tell which units are left
     images = torch.randn(16, 3, 8, 8)
-    targets = model(images).detach()
     loss = {"loss": lambda outputs, targets: 1e4 * (outputs - targets).square().sum()}
-    problem = make_problem(model, 0.75, batches=[(images, targets)], **loss)
+    problem = make_problem(model, 0.75, batches=[(images, model(images).detach())], **loss)
     pruned = DISP(num_steps=100, learning_rate=0.01).prune(problem)
     units = (pruned.blocks[0].mlp.fc1.bias.detach() * 100).round().int()
     assert (units >= 24).sum() > 1.5 * (units < 24).sum()
@@ -159,8 +152,8 @@ def test_useless_structures_go_first():
         assert len(units) <= 28 and units.min() >= 20
 
 
-def narrowable(**arguments):
-    model = make_vit(**arguments)
+def narrowable():
+    model = make_vit()
     for block in model.blocks:
         block.attn = NarrowAttention(block.attn)
     return model
@@ -193,21 +186,17 @@ def test_units_without_effect_can_go(width, silence):
     torch.testing.assert_close(without(model, widths, kept)(images), model(images))
 
 
-class ExactTimer:
+def exact_timer(statement, globals, num_threads):
     """A stopwatch for blocks that take a second for each of their multiplications, or so."""
-
-    def __init__(self, statement, globals, num_threads):
-        block, inputs = globals["block"], globals["inputs"]
-        attention, embedding = block.attn, inputs.shape[-1]
-        features = block.mlp.fc1.out_features + 2 * attention.num_heads * (attention.key_dim + attention.value_dim)
-        self.seconds = embedding * features + attention.num_heads * attention.key_dim
-
-    def blocked_autorange(self, min_run_time):
-        return SimpleNamespace(median=self.seconds)
+    block, embedding = globals["block"], globals["inputs"].shape[-1]
+    attention = block.attn
+    features = block.mlp.fc1.out_features + 2 * attention.num_heads * (attention.key_dim + attention.value_dim)
+    seconds = embedding * features + attention.num_heads * attention.key_dim
+    return SimpleNamespace(blocked_autorange=lambda min_run_time: SimpleNamespace(median=seconds))
 
 
 def test_block_times_are_linear_between_measurements(monkeypatch):
-    monkeypatch.setattr(nvit, "Timer", ExactTimer)
+    monkeypatch.setattr(nvit, "Timer", exact_timer)
     model = narrowable()
     saved = nvit.BlockTimes(model, 4, 6).savings(widths_of(model))
     assert saved["blocks.1.hidden"] == pytest.approx(24)

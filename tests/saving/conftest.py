@@ -2,7 +2,7 @@ import pytest
 
 import facts
 from tests.networks import make_image_classifier
-from tests.saving.setting import compressed, compressed_units, from_recipe, saved_vit
+from tests.saving.setting import compressed, compressed_units, from_recipe
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,8 @@ def units():
 @pytest.fixture(scope="session")
 def originals(units, tmp_path_factory):
     """Folders of saved networks, to be copied."""
-    place = tmp_path_factory.mktemp("originals")
-    facts.save_compressed(compressed(make_image_classifier(), (3, 32, 32)), place / "classifier")
-    facts.save_compressed(units, place / "units")
-    return {"vit": saved_vit(place / "vit"), "classifier": place / "classifier", "units": place / "units"}
+    classifier = compressed(make_image_classifier(), (3, 32, 32))
+    place, saved = tmp_path_factory.mktemp("originals"), {"classifier": classifier, "units": units}
+    for name, result in (saved | {"vit": compressed(*from_recipe(depth=1))}).items():
+        facts.save_compressed(result, place / name)
+    return {path.name: path for path in place.iterdir()}

@@ -11,16 +11,18 @@ from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS
 
 
-def edited(change, name=MANIFEST):
+def of_folder(attack):
+    """From the arguments that follow the folder, a function of the folder alone."""
+    return lambda *arguments: lambda folder: attack(folder, *arguments)
+
+
+@of_folder
+def edited(folder, change, name=MANIFEST):
     """Change the content of the manifest, or of another file."""
-
-    def attack(folder):
-        content = json.loads((folder / name).read_text())
-        content.pop("checksum", None)  # which would refuse every change
-        change(content)
-        (folder / name).write_text(json.dumps(content))
-
-    return attack
+    content = json.loads((folder / name).read_text())
+    content.pop("checksum", None)  # which would refuse every change
+    change(content)
+    (folder / name).write_text(json.dumps(content))
 
 
 def put(value, *place):
@@ -47,50 +49,39 @@ def torchvision(fields):
     return put({"kind": "torchvision", "tag": "resnet18", **fields}, "recipe")
 
 
-def write(name, content=b"harmless"):
-    def attack(folder):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
-
-    return attack
+@of_folder
+def write(folder, name, content=b"harmless"):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
 
 
 def changed(name, change):
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
-def replaced(name, make):
+@of_folder
+def replaced(folder, name, make):
     """Put a link, a pipe, a folder or nothing in the place of a file."""
-
-    def attack(folder):
-        (folder / name).unlink(missing_ok=True)
-        make(folder / name)
-
-    return attack
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
 
 
 def link(name, target):
     return replaced(name, lambda path: path.symlink_to(target))
 
 
-def grown(name, size):
+@of_folder
+def grown(folder, name, size):
     """Make a sparse file, which takes no room on the disk."""
-
-    def attack(folder):
-        with (folder / name).open("ab") as file:
-            file.truncate(size)
-
-    return attack
+    with (folder / name).open("ab") as file:
+        file.truncate(size)
 
 
-def weights(change):
+@of_folder
+def weights(folder, change):
     """Change the file of the weights, and have the manifest describe it."""
-
-    def attack(folder):
-        changed(WEIGHTS, change)(folder)
-        put(sha256(folder / WEIGHTS), "fingerprint")(folder)
-
-    return attack
+    changed(WEIGHTS, change)(folder)
+    put(sha256(folder / WEIGHTS), "fingerprint")(folder)
 
 
 def header(change):
@@ -112,10 +103,8 @@ def raw_header(text, size):
     return weights(lambda _: struct.pack("<Q", size) + text)
 
 
-def tensor(name, change):
-    def attack(folder):
-        tensors = load_file(folder / WEIGHTS)
-        save_file({**tensors, name: change(tensors[name])}, folder / WEIGHTS)
-        put(sha256(folder / WEIGHTS), "fingerprint")(folder)
-
-    return attack
+@of_folder
+def tensor(folder, name, change):
+    tensors = load_file(folder / WEIGHTS)
+    save_file({**tensors, name: change(tensors[name])}, folder / WEIGHTS)
+    put(sha256(folder / WEIGHTS), "fingerprint")(folder)

@@ -8,27 +8,17 @@ from experiments.mini.train import mini_recipe
 from facts.models import TimmModel
 from tests.networks import image_batches
 
-TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2}
-TIMM = {"tag": "vit_tiny_patch16_224", "arguments": {**TINY_VIT, "num_classes": 5}}
+TINY = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2, "num_classes": 5}
 
 
-def from_recipe():
-    return TimmModel(**TIMM, weights="random").build(), (3, 32, 32)
+def from_recipe(**arguments):
+    return TimmModel(tag="vit_tiny_patch16_224", arguments={**TINY, **arguments}, weights="random").build(), (3, 32, 32)
 
 
-def saved_vit(folder):
-    """A compressed network of one block, saved in the folder."""
-    arguments = {**TIMM["arguments"], "depth": 1}
-    model = TimmModel(tag=TIMM["tag"], arguments=arguments, weights="random").build()
-    facts.save_compressed(compressed(model, (3, 32, 32)), folder)
-    return folder
-
-
-def saved_swin(folder):
-    arguments = {"img_size": 64, "window_size": 4, "depths": [2, 2], "embed_dim": 24, "num_heads": [2, 2]}
-    model = TimmModel(tag="swin_tiny_patch4_window7_224", arguments=arguments, weights="random").build()
-    facts.save_compressed(compressed(model, (3, 64, 64)), folder)
-    return folder
+def swin(tag="swin_tiny_patch4_window7_224"):
+    """In half precision."""
+    sizes = {"img_size": 64, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
+    return TimmModel(tag=tag, arguments=sizes, weights="random").build().bfloat16(), (3, 64, 64)
 
 
 def from_timm():
@@ -45,14 +35,18 @@ def compressed(model, shape, layers=None, **options):
     return facts.compress(facts.prepare(model, input_shape=shape, layers=layers), estimator="pela", **options)
 
 
+def reloaded(result, folder, **options):
+    facts.save_compressed(result, folder)
+    return facts.load_compressed(folder, **options)
+
+
 UNIT_BATCHES = image_batches([16] * 4, num_classes=10, shape=(3, 32, 32), dtype=torch.float32)
 
 
 def compressed_units(search, parts="units"):
     """Half of the units of two blocks, whose weights are large enough that outputs depend on them."""
-    arguments = {**TINY_VIT, "patch_size": 8, "num_heads": 3, "num_classes": 10}
     torch.manual_seed(0)
-    model = TimmModel(tag=TIMM["tag"], arguments=arguments, weights="random").build()
+    model, _ = from_recipe(patch_size=8, num_heads=3, num_classes=10)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.Linear):
@@ -62,12 +56,9 @@ def compressed_units(search, parts="units"):
 
 
 def assert_same(loaded, result, shape):
-    dtype = next(result.model.parameters()).dtype
-    images = torch.randn(2, *shape).to(dtype)
+    images = torch.randn(2, *shape).to(next(result.model.parameters()).dtype)
     assert loaded.model(images).equal(result.model.eval()(images))
     types = [{name: t.dtype for name, t in each.model.state_dict().items()} for each in (loaded, result)]
     assert types[0] == types[1]
-    assert loaded.plan == result.plan
-    assert loaded.summary == result.summary
-    assert loaded.skipped == result.skipped
+    assert (loaded.plan, loaded.summary, loaded.skipped) == (result.plan, result.summary, result.skipped)
     assert not any(module.training for module in loaded.model.modules())

@@ -13,30 +13,20 @@ from facts.models.weights import sha256
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC
 from tests.networks import image_batches, make_causal_lm, same_weights
 from tests.refusals import refuses
-from tests.saving.edits import edited
+from tests.saving.edits import edited, of_folder
 from tests.saving.setting import UNIT_BATCHES, compressed, compressed_units, from_recipe, mini_mambavision
 
 
-def convolutional():
-    """1x1 convolutions are among its layers."""
-    model, shape = mini_mambavision()
-    return model, image_batches([8] * 5, num_classes=10, shape=shape, dtype=torch.float32)
+def with_images(model, shape, num_classes=5):
+    return model, image_batches([8] * 5, num_classes=num_classes, shape=shape, dtype=torch.float32)
 
 
-def transformer():
-    model, shape = from_recipe()
-    return model, image_batches([8] * 5, num_classes=5, shape=shape, dtype=torch.float32)
-
-
-def language():
-    return make_causal_lm(dtype=torch.float32), list(torch.randint(64, (40, 12)).split(8))
-
-
+TEXTS = [*torch.randint(64, (40, 12)).split(8)]
 CASES = {
     "units": (lambda: (compressed_units("uniform").original, UNIT_BATCHES), {"parts": "units"}, {}),
-    "grouped heads": (language, {"parts": "units"}, {}),
-    "plain": (transformer, {}, {"form": "plain", "search": "cors"}),
-    "convolutions, pivoted": (convolutional, {"layers": "all"}, {"estimator": "svd_llm"}),
+    "grouped heads": (lambda: (make_causal_lm(dtype=torch.float32), TEXTS), {"parts": "units"}, {}),
+    "plain": (lambda: with_images(*from_recipe()), {}, {"form": "plain", "search": "cors"}),
+    "1x1 convolutions": (lambda: with_images(*mini_mambavision(), 10), {"layers": "all"}, {"estimator": "svd_llm"}),
 }
 
 COSTS = ("before", "after", "full_flops", "sizes", "bounds", "spent", "budget", "input_shape")
@@ -50,12 +40,10 @@ def test_cuts_are_the_compressions(case, tmp_path):
     facts.save_elastic(facts.compress(prepared, ratio=0.5, **method), tmp_path / "elastic")
     dense = facts.load_compressed(tmp_path / "elastic")
     assert not any(dense.plan.values()) and dense.summary.after == dense.summary.before
-    cost = prepared.cost
-    budgets = [{"ratio": 0.7}, {"flops": 0.9 * cost.flops}, {"params": 0.85 * cost.params}]
-    for budget in budgets:
-        limits = {name: value for name, value in budget.items() if name != "ratio"}
-        expected = facts.compress(prepared, ratio=budget.get("ratio"), budget=facts.Budget(**limits), **method)
+    for budget in ({"flops": 0.9 * prepared.cost.flops}, {"params": 0.85 * prepared.cost.params}, {"ratio": 0.7}):
         found = facts.load_compressed(tmp_path / "elastic", **budget)
+        ratio = budget.pop("ratio", None)
+        expected = facts.compress(prepared, ratio=ratio, budget=facts.Budget(**budget), **method)
         assert found.plan == expected.plan and any(found.plan.values())
         assert same_weights(found.model, expected.model)
         for name in (*COSTS, "form", "widths", "tokens", "predicted"):
@@ -64,19 +52,13 @@ def test_cuts_are_the_compressions(case, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def result():
-    return facts.compress(compressed_units("uniform").original, UNIT_BATCHES, parts="units", ratio=0.5)
-
-
-@pytest.fixture(scope="module")
-def saved(result, tmp_path_factory):
-    facts.save_elastic(result, folder := tmp_path_factory.mktemp("elastic"))
+def saved(units, tmp_path_factory):
+    facts.save_elastic(units, folder := tmp_path_factory.mktemp("elastic"))
     return folder
 
 
-def test_a_latency_is_measured_here(result, saved):
-    params = 0.9 * result.summary.before.params
-    cut = facts.load_compressed(saved, latency_ms=1e6, params=params)
+def test_a_latency_is_measured_here(units, saved):
+    cut = facts.load_compressed(saved, latency_ms=1e6, params=(params := 0.9 * units.summary.before.params))
     assert any(cut.plan.values()) and cut.summary.after.params <= params
     assert 0 < cut.summary.latency["predicted"] <= 1000
     refuses("cannot be met", facts.load_compressed, saved, latency_ms=1e-6)
@@ -96,37 +78,31 @@ def test_a_cut_tells_the_predicted_distance_and_warns_of_a_large_one(saved, tmp_
 def test_a_cut_is_saved_as_any_network(saved, tmp_path):
     cut = facts.load_compressed(saved, ratio=0.6)
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    with pytest.raises(ValueError, match=r"dtype must be one of torch\.float64, .*, got torch\.int8"):
-        facts.save_compressed(cut, tmp_path, dtype=torch.int8)
+    message = r"dtype must be one of torch\.float64, .*, got torch\.int8"
+    refuses(message, facts.save_compressed, cut, tmp_path, dtype=torch.int8)
     assert (tmp_path / ELASTIC).exists()
     facts.save_compressed(cut, tmp_path)
     assert not (tmp_path / ELASTIC).exists() and not (tmp_path / DECOMPOSITIONS).exists()
     again = facts.load_compressed(tmp_path)
     assert again.model(UNIT_BATCHES[0][0]).equal(cut.model(UNIT_BATCHES[0][0])) and again.plan == cut.plan
-    with pytest.raises(FileNotFoundError, match=r"was saved for one budget; `facts compress --elastic`"):
-        facts.load_compressed(tmp_path, ratio=0.5)
+    message = "was saved for one budget; `facts compress --elastic`"
+    refuses(message, facts.load_compressed, tmp_path, ratio=0.5, raised=FileNotFoundError)
+    refuses("take search=cors_fisher or cors", facts.save_elastic, compressed(*from_recipe()), tmp_path / "other")
     refuses(r"save_elastic needs a result of facts\.compress", facts.save_elastic, again, tmp_path / "other")
 
 
 def given(**fields):
     """Change the description: a field's value, or by a function of it."""
-
-    def change(content):
-        content.update({name: value(content[name]) if callable(value) else value for name, value in fields.items()})
-
-    return edited(change, ELASTIC)
+    return edited(lambda old: old.update({k: v(old[k]) if callable(v) else v for k, v in fields.items()}), ELASTIC)
 
 
-def other_tensors(change):
+@of_folder
+def other_tensors(folder, change):
     """Change the decompositions, and their checksum with them."""
-
-    def attack(folder):
-        tensors = load_file(folder / DECOMPOSITIONS)
-        change(tensors)
-        save_file(tensors, folder / DECOMPOSITIONS)
-        given(decompositions=sha256(folder / DECOMPOSITIONS))(folder)
-
-    return attack
+    tensors = load_file(folder / DECOMPOSITIONS)
+    change(tensors)
+    save_file(tensors, folder / DECOMPOSITIONS)
+    given(decompositions=sha256(folder / DECOMPOSITIONS))(folder)
 
 
 FIRST, MLP = "blocks.0.attn.qkv.heads.0", "blocks.0.mlp.fc2"
@@ -167,20 +143,15 @@ def test_damaged_folders_are_refused(attack, saved, tmp_path):
 
 
 @pytest.mark.attack
-def test_what_an_interrupted_save_leaves_is_not_cut(result, tmp_path, monkeypatch):
+def test_what_an_interrupted_save_leaves_is_not_cut(units, tmp_path, monkeypatch):
     def interrupted(tensors, path):
         Path(path).write_bytes(b"half")
         raise KeyboardInterrupt
 
-    folder = tmp_path / "elastic"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("facts.saving.elastic.save_file", interrupted)
-        facts.save_elastic(result, folder)
-    assert not any(facts.load_compressed(folder).plan.values())
-    refuses("was saved for one budget", facts.load_compressed, folder, ratio=0.5, raised=FileNotFoundError)
-    facts.save_elastic(result, folder)
-    assert any(facts.load_compressed(folder, ratio=0.5).plan.values())
-
-
-def test_what_has_no_errors_for_other_budgets(tmp_path):
-    refuses("take search=cors_fisher or cors", facts.save_elastic, compressed(*from_recipe()), tmp_path)
+        facts.save_elastic(units, tmp_path)
+    assert not any(facts.load_compressed(tmp_path).plan.values())
+    refuses("was saved for one budget", facts.load_compressed, tmp_path, ratio=0.5, raised=FileNotFoundError)
+    facts.save_elastic(units, tmp_path)
+    assert any(facts.load_compressed(tmp_path, ratio=0.5).plan.values())

@@ -1,6 +1,7 @@
 """Exported files, and runtimes, give the network's outputs; files hold its factors alone, or are not written."""
 
 import copy
+import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -14,9 +15,11 @@ from facts.cost.timing import TimingPolicy
 from facts.modules.forms import Pivoted
 from facts.saving import export as exporting
 from facts.saving.export import openvino_call
+from facts.saving.manifest import LOADER
 from tests.disk import room_for
 from tests.networks import make_causal_lm, make_image_classifier, make_model, make_vit, relative_error
 from tests.refusals import refuses
+from tests.saving.setting import UNIT_BATCHES, compressed_units
 from tests.toys import Net
 
 pytestmark = pytest.mark.system
@@ -26,26 +29,26 @@ SHORT = {"swin_b": {"depths": [2], "num_heads": [2]}, "convnext_b": {"depths": [
 SHORT |= {"mambavision_b": {"depths": [0, 0, 2, 0], "windows": [2, 2]}}
 
 
-def run_onnx(path, batch):
+def run(path, batch):
+    """What an exported file computes."""
+    if path.suffix != ".onnx":
+        return (openvino_call(path) if path.suffix == ".xml" else torch.export.load(path).module())(batch)
     import onnxruntime  # here, for it takes a second
 
     return torch.from_numpy(onnxruntime.InferenceSession(path).run(["output"], {"input": batch.numpy()})[0])
 
 
-def run_program(path, batch):
-    return torch.export.load(path).module()(batch)
+EXAMPLE, UNIT_IMAGES = torch.full((1, 24), 0.12345), UNIT_BATCHES[0][0]
+EXPORTS = {"onnx": facts.export_onnx, "pt2": facts.export_program}
 
 
-EXAMPLE = torch.full((1, 24), 0.12345)
-EXPORTS = {"onnx": (facts.export_onnx, run_onnx), "pt2": (facts.export_program, run_program)}
-
-
-def assert_same(path, model, shape):
-    run = EXPORTS[path.suffix[1:]][1]
-    for size in (1, 4):
-        batch = torch.randn(size, *shape)
-        expected = model(batch)
-        assert (run(path, batch) - expected).abs().max() <= 1e-4 * expected.abs().max()
+def assert_exported(network, example, folder, model):
+    """By both exporters; the files compute what `model` does, for batches of any size."""
+    for kind, export in EXPORTS.items():
+        export(network, example, path := folder / f"model.{kind}")
+        for size in (1, 4):
+            expected = model(batch := torch.randn(size, *example.shape[1:]))
+            assert (run(path, batch) - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 def perceptron():
@@ -53,48 +56,70 @@ def perceptron():
     return nn.Sequential(*layers)
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    """A compressed network that was saved and loaded, in training mode, and the folder of its two files."""
-    folder = tmp_path_factory.mktemp("exported")
-    facts.save_compressed(facts.compress(perceptron(), estimator="pela", form="plain"), folder / "saved")
-    result = facts.load_compressed(folder / "saved", model=perceptron())
-    result.model.train()
-    for kind, (export, _) in EXPORTS.items():
-        export(result, EXAMPLE, folder / f"model.{kind}")
-    return result, folder
-
-
 @pytest.mark.parametrize(("name", "form"), [*zip(SHORT, ("plain", "pivoted", "pivoted"), strict=True)])
 def test_the_families(name, form, tmp_path):
-    arguments = {**mini_recipe(name).arguments, **SHORT[name]}
-    model = mini_recipe(name, weights="random", arguments=arguments).build()
+    model = mini_recipe(name, weights="random", arguments=mini_recipe(name).arguments | SHORT[name]).build()
     shape = model.pretrained_cfg["input_size"]
     result = facts.compress(facts.prepare(model, input_shape=shape), estimator="pela", form=form)
-    for kind, (export, _) in EXPORTS.items():
-        export(result, torch.randn(2, *shape), tmp_path / f"model.{kind}")
-        assert_same(tmp_path / f"model.{kind}", result.model, shape)
+    assert_exported(result, torch.randn(2, *shape), tmp_path, result.model)
 
 
-@pytest.mark.parametrize("kind", EXPORTS)
-def test_a_loaded_network_exports_its_factors_and_nothing_else(loaded, kind):
-    result, folder = loaded
+def test_a_loaded_network_exports_its_factors_and_nothing_else(tmp_path):
+    """Also in training mode, in which it stays."""
+    facts.save_compressed(facts.compress(perceptron(), estimator="pela", form="plain"), tmp_path / "saved")
+    result = facts.load_compressed(tmp_path / "saved", model=perceptron())
+    evaluated = copy.deepcopy(result.model)
+    result.model.train()
+    assert_exported(result, EXAMPLE, tmp_path, evaluated)
     assert all(module.training for module in result.model.modules())
-    file = folder / f"model.{kind}"
-    assert_same(file, copy.deepcopy(result.model).eval(), (24,))
-    assert file.stat().st_size < 0.7 * sum(parameter.nbytes for parameter in perceptron().parameters())
-    written = file.read_bytes()
-    assert EXAMPLE[0, :2].numpy().tobytes() not in written and b".py" not in written  # no data, no source file
-    if kind == "pt2":
-        state = torch.export.load(file).state_dict
-        assert state.keys() == result.model.state_dict().keys()
-        assert all(tensor.equal(state[name]) for name, tensor in result.model.state_dict().items())
-    else:
-        graph = pytest.importorskip("onnx").load(file).graph
-        assert len([node for node in graph.node if node.op_type in ("Gemm", "MatMul")]) == 2 * len(result.plan)
-        weights = [sorted(weight.dims) for weight in graph.initializer if len(weight.dims) == 2]
-        layers = [result.model.get_submodule(name) for name in result.plan]
-        assert sorted(weights) == sorted(sorted(factor.shape) for each in layers for factor in (each.left, each.right))
+    onnx, program = (tmp_path / f"model.{kind}" for kind in EXPORTS)
+    for file in (onnx, program):
+        assert file.stat().st_size < 0.7 * sum(parameter.nbytes for parameter in perceptron().parameters())
+        written = file.read_bytes()
+        assert EXAMPLE[0, :2].numpy().tobytes() not in written and b".py" not in written  # no data, no source file
+    state = torch.export.load(program).state_dict
+    assert state.keys() == evaluated.state_dict().keys()
+    assert all(tensor.equal(state[name]) for name, tensor in evaluated.state_dict().items())
+    graph = pytest.importorskip("onnx").load(onnx).graph
+    assert len([node for node in graph.node if node.op_type in ("Gemm", "MatMul")]) == 2 * len(result.plan)
+    weights = [sorted(weight.dims) for weight in graph.initializer if len(weight.dims) == 2]
+    layers = [evaluated.get_submodule(name) for name in result.plan]
+    assert sorted(weights) == sorted(sorted(factor.shape) for each in layers for factor in (each.left, each.right))
+
+
+WITHOUT_FACTS = f"""
+import sys, pathlib, timm, torch
+sys.modules["facts"] = None  # importing it raises an error
+*folders, images, outputs = sys.argv[1:]
+images = torch.load(images)
+def run(folder):
+    exec(pathlib.Path(folder, "{LOADER}").read_text(), names := {{}})
+    network = names["load"](folder)
+    return network(images.to(next(network.parameters()).dtype))
+with torch.no_grad():
+    found = [*map(run, folders)]
+    timm.layers.set_fused_attn(False)  # by timm's own scale of the scores
+    torch.save([found, [*map(run, folders)]], outputs)
+"""
+
+
+def test_units_are_exported_and_the_text_in_their_folder_loads_them_without_facts(units, tmp_path):
+    """Merged tokens too; a network in half precision is computed in it."""
+    assert_exported(units, UNIT_IMAGES[:2], tmp_path, units.model)
+    merged = compressed_units("cors_fisher", "units,tokens")
+    assert any(count for name, count in merged.plan.items() if name.endswith("tokens"))
+    results = {"units": (units, {}), "half": (units, {"dtype": torch.bfloat16}), "merged": (merged, {})}
+    for name, (result, options) in results.items():
+        facts.save_compressed(result, tmp_path / name, **options)
+    torch.save(UNIT_IMAGES, tmp_path / "images")
+    paths = [tmp_path / name for name in (*results, "images", "outputs")]
+    subprocess.run([sys.executable, "-I", "-c", WITHOUT_FACTS, *paths], check=True, cwd=tmp_path)
+    (outputs, in_half, of_merged), not_fused = torch.load(paths[-1])
+    assert outputs.equal(units.model(UNIT_IMAGES))
+    assert in_half.equal(facts.load_compressed(tmp_path / "half").model(UNIT_IMAGES.bfloat16()))
+    torch.testing.assert_close(not_fused[0], outputs)
+    for found in (of_merged, not_fused[-1]):
+        torch.testing.assert_close(found, merged.model(UNIT_IMAGES), rtol=1e-4, atol=1e-5)
 
 
 def test_scattered_pivots_take_any_batch_size(tmp_path):
@@ -104,9 +129,8 @@ def test_scattered_pivots_take_any_batch_size(tmp_path):
     facts.export_onnx(model, torch.randn(2, 5, 12), tmp_path / "model.onnx")  # compares its outputs
 
 
-NOISY = Net(lambda net, x: x + torch.randn_like(x))
+NOISY, PAIR = Net(lambda net, x: x + torch.randn_like(x)), Net(lambda net, x: (x + 1, x + 2))
 BRANCHING = Net(lambda net, x: x if x.sum() > 0 else -x)
-PAIR = Net(lambda net, x: (x + 1, x + 2))
 
 
 @pytest.mark.parametrize("kind", EXPORTS)
@@ -114,29 +138,25 @@ PAIR = Net(lambda net, x: (x + 1, x + 2))
     "end", [lambda x: x.masked_fill(torch.arange(12) == 1, -torch.inf), lambda x: x > 0, lambda x: x[:, :0]]
 )
 def test_outputs_that_are_infinite_boolean_or_none_within_autocast(end, kind, tmp_path):
-    export, run = EXPORTS[kind]
     model = perceptron().eval()
     model.register_forward_hook(lambda module, args, output: end(output))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        export(model, EXAMPLE, tmp_path / f"model.{kind}")
-    torch.testing.assert_close(run(tmp_path / f"model.{kind}", EXAMPLE), model(EXAMPLE), rtol=1e-4, atol=1e-5)
+        EXPORTS[kind](model, EXAMPLE, path := tmp_path / f"model.{kind}")
+    torch.testing.assert_close(run(path, EXAMPLE), model(EXAMPLE), rtol=1e-4, atol=1e-5)
 
 
 def test_networks_of_transformers_return_their_logits(tmp_path):
     model = make_image_classifier("swin")
     images = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.zeros(2, dtype=torch.int64)}
-    for kind, (export, _) in EXPORTS.items():
-        export(model, images["pixel_values"][:1], path := tmp_path / f"model.{kind}")
-        assert_same(path, lambda batch: model(batch).logits, (3, 32, 32))
-    path = tmp_path / "model.onnx"
-    assert facts.export_onnx(model, images["pixel_values"][:1], path, int8=[images]) > 0
-    with pytest.raises(ValueError, match="has neither logits nor pooler_output: wrap it in a module"):
-        facts.export_onnx(type(model.base_model)(model.config, add_pooling_layer=False), torch.ones(1, 3, 32, 32), path)
+    assert_exported(model, example := images["pixel_values"][:1], tmp_path, lambda batch: model(batch).logits)
+    path, without = tmp_path / "model.onnx", type(model.base_model)(model.config, add_pooling_layer=False)
+    assert facts.export_onnx(model, example, path, int8=[images]) > 0
+    refuses("has neither logits nor pooler_output: wrap it in a module", facts.export_onnx, without, example, path)
 
 
 @pytest.mark.parametrize("kind", EXPORTS)
 def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
-    export, path = EXPORTS[kind][0], tmp_path / f"model.{kind}"
+    export, path = EXPORTS[kind], tmp_path / f"model.{kind}"
     path.write_text("before")
     refuses(r"differ from the network's by up to .* nothing was written", export, NOISY, EXAMPLE, path)
     with pytest.raises(ValueError, match="Net returns a tuple, but only a network that returns one tensor can be"):
@@ -145,17 +165,17 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
         refuses(r"cannot be exported for batches like the example, float32 \[2, 3\] \(", export, network, example, path)
     for other in (tmp_path, tmp_path / "network.engine"):
         refuses(rf"{other.name} must end in \.{kind}", export, perceptron(), EXAMPLE, other)
-    with pytest.raises(ValueError, match="the int8 calibration data is empty"):
-        facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=[])
-    with pytest.raises(ValueError, match=r"to calibrate int8 on is float64 \[1, 24\], but the example's are"):
-        facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=EXAMPLE.double())
-    with pytest.raises(ValueError, match="to calibrate int8 on has NaN or infinity"):
-        facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=torch.full_like(EXAMPLE, torch.nan))
-    with room_for(4096), pytest.raises(OSError, match=r"no room for .*model\..*: free some"):
-        export(perceptron(), EXAMPLE, path)
+    for data, message in (
+        ([], "the int8 calibration data is empty"),
+        (EXAMPLE.double(), r"to calibrate int8 on is float64 \[1, 24\], but the example's are"),
+        (EXAMPLE * torch.nan, "to calibrate int8 on has NaN or infinity"),
+    ):
+        refuses(message, facts.export_onnx, perceptron(), EXAMPLE, tmp_path / "model.onnx", int8=data)
+    with room_for(4096):
+        refuses(r"no room for .*model\..*: free some", export, perceptron(), EXAMPLE, path, raised=OSError)
+    message = r"must be a batch of at least one input, as one tensor \[N, ...\], got"
     for example in ("images", [torch.ones(2, 24)], torch.ones(0, 24), torch.tensor(1.0)):
-        with pytest.raises(ValueError, match=r"must be a batch of at least one input, as one tensor \[N, ...\], got"):
-            export(perceptron(), example, path)
+        refuses(message, export, perceptron(), example, path)
     refuses("the example holds NaN, so outputs", export, perceptron(), EXAMPLE * torch.nan, path)
     assert [file.name for file in path.parent.iterdir()] == [path.name] and path.read_text() == "before"
     refuses("cannot write to the folder", export, perceptron(), EXAMPLE, path / f"within.{kind}", raised=OSError)
@@ -164,10 +184,9 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
 def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"written in float32, and the network is in torch\.float64: use `model"):
         facts.export_onnx(make_model(), torch.randn(2, 3, 8, 8), tmp_path / "model.onnx")
-    path = tmp_path / "model.pt2"
     example = torch.randn(2, 24, dtype=torch.bfloat16)
-    facts.export_program(perceptron().bfloat16(), example, path)
-    assert run_program(path, example).dtype == torch.bfloat16
+    facts.export_program(perceptron().bfloat16(), example, tmp_path / "model.pt2")
+    assert run(tmp_path / "model.pt2", example).dtype == torch.bfloat16
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ModuleNotFoundError, match=r"ONNX export needs onnx: pip install -e '.\[export\]'"):
         facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx")
@@ -177,27 +196,24 @@ def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
 by_openvino = pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
 
 
-INT8 = {  # how to export, and to run; what is larger than the bounds on size and error would be no int8
-    "onnx": (facts.export_onnx, run_onnx, 0.35, 0.01),
-    "xml": (facts.export_openvino, lambda path, batch: openvino_call(path)(batch), 0.5, 0.05),
-}
+INT8 = [  # what is larger than the bounds on size and error would be no int8
+    (facts.export_onnx, "onnx", "onnx.data", 0.35, 0.01),
+    pytest.param(facts.export_openvino, "xml", "bin", 0.5, 0.05, marks=by_openvino),
+]
 
 
-@pytest.mark.parametrize("kind", ["onnx", pytest.param("xml", marks=by_openvino)])
-def test_float32_is_exact_and_int8_smaller_and_near(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("export", "kind", "beside", "size", "far"), INT8)
+def test_float32_is_exact_and_int8_smaller_and_near(export, kind, beside, size, far, tmp_path, monkeypatch):
     """Large weights lie beside the graph."""
     monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
-    export, run, size, far = INT8[kind]
     model, data = perceptron().eval(), [(torch.randn(8, 24), torch.zeros(8).long()) for _ in range(6)]
     assert export(model, EXAMPLE, tmp_path / f"exact.{kind}") == 0
-    samples = torch.cat([inputs for inputs, _ in data])[:32]
-    original = model(samples)
+    original = model(samples := torch.cat([inputs for inputs, _ in data])[:32])
     torch.testing.assert_close(run(tmp_path / f"exact.{kind}", samples), original, rtol=1e-4, atol=1e-5)
     error = export(model, EXAMPLE, tmp_path / f"small.{kind}", int8=data)
     changed = run(tmp_path / f"small.{kind}", samples)
     assert error == pytest.approx(relative_error(changed, original) ** 2, rel=1e-3) and 0 < error < far
-    beside = {"onnx": "onnx.data", "xml": "bin"}[kind]
-    assert sorted(file.name for file in tmp_path.glob("exact*")) == sorted([f"exact.{kind}", f"exact.{beside}"])
+    assert {file.name for file in tmp_path.glob("exact*")} == {f"exact.{kind}", f"exact.{beside}"}
     sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{name}*")) for name in ("small", "exact")]
     assert sizes[0] < size * sizes[1]
 

@@ -10,6 +10,7 @@ from facts.search import CoRSFisher
 from facts.search.sensitivity_fisher import exact_profiles, kronecker_profile
 from tests.finetuning.setting import Reads
 from tests.networks import image_batches, numbered
+from tests.refusals import refuses
 from tests.search.problems import every_rank, make_problem, truncated
 
 
@@ -46,10 +47,8 @@ def test_exact_profile_is_that_of_per_sample_gradients():
 
 def test_labels_are_drawn_from_the_network():
     problem = make_problem(sizes=(7,))
-    images, _ = next(iter(problem.sensitivity))
-    drawn = []
-    loss = SampledLabels(lambda outputs, labels: drawn.append(labels) or outputs.sum(), seed=3)
-    loss(problem.model(images), None)
+    (images, _), drawn = next(iter(problem.sensitivity)), []
+    SampledLabels(lambda outputs, labels: drawn.append(labels), seed=3)(problem.model(images), None)
     grads = sample_gradients(problem, drawn[0])
     profiles = exact_profiles(problem, "sampled", seed=3)
     for name in problem.layers:
@@ -73,16 +72,14 @@ def test_kronecker_profile_is_half_the_discarded_energy_in_the_shrunk_metric():
 
 
 def test_kronecker_needs_both_sides():
-    with pytest.raises(ValueError, match="this estimator has none"):
-        CoRSFisher(profile="kronecker").allocate(make_problem("svd_llm"))
+    refuses("this estimator has none", CoRSFisher(profile="kronecker").allocate, make_problem("svd_llm"))
 
 
 def test_profiles_are_kept(tmp_path):
     reads = Reads()
     data = numbered(image_batches([4, 3], seed=2), reads, "images")
     problem, num_read = make_problem(cache=tmp_path, sensitivity=data), reads.count
-    first = exact_profiles(problem, "sampled", seed=0)
-    again = exact_profiles(problem, "sampled", seed=0)
+    first, again = (exact_profiles(problem, "sampled", seed=0) for _ in range(2))
     assert all(first[name].equal(again[name]) for name in first)
     assert reads.count == num_read + 2
     for number, options in enumerate((("sampled", 1), ("given", 0)), 2):  # other labels are another profile

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
@@ -20,7 +19,7 @@ from facts.modules.forms import FORMS
 from facts.search import SEARCHES, MemViTSearch, Uniform, interpolate_profile
 from facts.search.sensitivity_measured import Sensitivity
 from tests.networks import LAYERS, image_batches, make_model
-from tests.search.problems import losing, make_problem, plain_problem
+from tests.search.problems import make_problem, plain_problem, with_energies
 
 EVERY = {
     **{name: search() for name, search in SEARCHES.items()},
@@ -92,33 +91,25 @@ def test_cors_finds_the_best_plan_there_is(interpolation):
     result = SEARCHES["cors"](interpolation=interpolation, rank_multiple=2).allocate(problem)
     measured = Sensitivity(problem).profile({name: [2, 6, 10, 14, 18] for name in problem.layers})
     assert result.profile == measured
-    errors = measured
-    if interpolation != "none":
-        errors = {}
-        for name, points in measured.items():
-            ratios, offered = np.array(list(points)) / 21, np.arange(2, 19, 2)
-            values = interpolate_profile(ratios, list(points.values()), offered / 21, interpolation)
-            errors[name] = dict(zip(offered.tolist(), values, strict=True))
+    errors = dict(measured)
+    for name, points in measured.items() if interpolation != "none" else ():
+        ratios, offered = np.array(list(points)) / 21, np.arange(2, 19, 2)
+        values = interpolate_profile(ratios, list(points.values()), offered / 21, interpolation)
+        errors[name] = dict(zip(offered.tolist(), values, strict=True))
     choices = itertools.product(*([*errors[name], None] for name in problem.layers))
     fitting = filter(problem.fits, (dict(zip(problem.layers, ranks, strict=True)) for ranks in choices))
     least = min(math.fsum(errors[name][rank] for name, rank in plan.items() if rank) for plan in fitting)
-    assert result.solution.error == pytest.approx(least, rel=1e-9)
-    assert problem.fits(result.plan)
-
-
-def plans_of_all_cuts(problem, profile):
-    """Behind each cut through the sorted errors, the smallest rank of each layer."""
-    entries = [(-error, name, rank) for name, errors in profile.items() for rank, error in errors.items()]
-    entries.sort(key=itemgetter(0))
-    for cut in range(len(entries) + 1):
-        behind = entries[cut:]
-        yield {n: min((r for _, m, r in behind if m == n), default=None) for n in problem.layers}
+    assert result.solution.error == pytest.approx(least, rel=1e-9) and problem.fits(result.plan)
 
 
 def test_asvd_takes_the_best_cut_through_the_sorted_errors():
+    """Behind each cut, the smallest rank of each layer."""
     problem = make_problem(bounds={"flops": 0.6})
     result = SEARCHES["asvd"]().allocate(problem)
-    plans = list(plans_of_all_cuts(problem, result.profile))
+    entries = [(-error, name, rank) for name, errors in result.profile.items() for rank, error in errors.items()]
+    entries.sort(key=itemgetter(0))
+    cuts = [entries[cut:] for cut in range(len(entries) + 1)]
+    plans = [{n: min((r for _, m, r in behind if m == n), default=None) for n in problem.layers} for behind in cuts]
     fitting = [plan for plan in plans if problem.fits(plan)]
     assert result.plan == fitting[-1] and len(fitting) < len(plans)
 
@@ -141,27 +132,21 @@ def test_flar_gives_every_layer_the_smallest_rank_under_one_threshold():
     assert all(profile.items() <= errors[name].items() for name, profile in result.profile.items())
 
 
-def with_energies(*energies):
-    """A problem of layers `a` and `b` with these squared singular values."""
-    problem = losing({"a": 1.0, "b": 1.0})
-    pairs = zip(problem.decompositions.items(), energies, strict=True)
-    return replace(problem, decompositions={name: replace(own, energies=e.double()) for (name, own), e in pairs})
-
-
-@pytest.mark.parametrize(("least_ratio", "plan"), [(0.1, {"a": 9, "b": 1}), (0.5, {"a": 5, "b": 5})])
+@pytest.mark.parametrize(("least_ratio", "plan"), [(0.1, {"0.fc": 9, "1.fc": 1}), (0.5, {"0.fc": 5, "1.fc": 5})])
 def test_memvit_cuts_less_and_less(least_ratio, plan):
     """Half of the cost, ten components, is to go, half of the rest in each step: 5, 3 of 2.5, 2 of 1.25, and 1.
 
     The second layer loses nothing down to rank 1; where its least rank stops it, the first goes on.
     """
-    problem = with_energies(torch.arange(20, 0, -1).square(), torch.cat([torch.full((1,), 1e6), torch.zeros(19)]))
-    assert MemViTSearch(decay=1 / math.log(2), least_ratio=least_ratio).allocate(problem).plan == plan
+    energies = {"0.fc": torch.arange(20, 0, -1).square(), "1.fc": torch.tensor([1e6] + [0.0] * 19)}
+    search = MemViTSearch(decay=1 / math.log(2), least_ratio=least_ratio)
+    assert search.allocate(with_energies(energies)).plan == plan
 
 
-@pytest.mark.parametrize(("squared", "plan"), [(False, {"a": 2, "b": 8}), (True, {"a": 1, "b": 9})])
+@pytest.mark.parametrize(("squared", "plan"), [(False, {"0.fc": 2, "1.fc": 8}), (True, {"0.fc": 1, "1.fc": 9})])
 def test_memvit_takes_singular_values_as_they_are_or_squared(squared, plan):
     """One value of ten beside 19 of one is 34 % of their sum, and 84 % of that of squares; the others are equal."""
-    problem = with_energies(torch.cat([torch.full((1,), 100.0), torch.ones(19)]), torch.ones(20))
+    problem = with_energies({"0.fc": torch.tensor([100.0] + [1.0] * 19), "1.fc": torch.ones(20)})
     assert MemViTSearch(decay=1 / math.log(2), squared=squared).allocate(problem).plan == plan
 
 
@@ -174,10 +159,10 @@ def test_memvit_takes_singular_values_as_they_are_or_squared(squared, plan):
     ],
 )
 def test_svd_llm_v2_removes_shares_by_the_logarithm_of_losses(losses, plan):
-    """In layers of one type; a layer of another keeps half."""
-    names = ("blocks.0.fc", "blocks.1.fc")
-    problem = losing({**dict(zip(names, losses, strict=True)), "blocks.0.qkv": math.e**3})
-    assert SEARCHES["svd_llm_v2"]().allocate(problem).plan == {**dict(zip(names, plan, strict=True)), "blocks.0.qkv": 5}
+    """In layers of one type; a layer of another keeps half. Each loses so much at every rank below 20."""
+    lost = dict(zip(("0.fc", "1.fc", "0.qkv"), (*losses, math.e**3), strict=True))
+    problem = with_energies({name: torch.tensor([0.0] * 19 + [loss**2]) for name, loss in lost.items()})
+    assert SEARCHES["svd_llm_v2"]().allocate(problem).plan == dict(zip(lost, (*plan, 5), strict=True))
 
 
 def test_uniform_keeps_the_tightest_ratio_as_it_is_written():

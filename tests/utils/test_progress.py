@@ -1,12 +1,15 @@
-"""Progress: lines of the log where there is no terminal; seconds and reports of stages."""
+"""Progress: lines of the log, seconds and reports of stages; output that fails; the processors there are."""
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 from time import sleep
 
 import pytest
 
-from facts.utils import progress
+from facts.utils import distributed, progress
 from facts.utils.progress import READING, progress_of, reporting_to, stage, stopwatch, timed, waiting
 
 
@@ -94,3 +97,40 @@ def test_a_stage_is_reported_when_it_ends_and_only_within_the_block():
     with timed(seconds, "evaluation"):
         pass
     assert heard == [("finetuning", {"epoch": 1, "loss": 0.5})]
+
+
+PROGRAM = """
+import sys
+from facts.utils.streams import make_output_lasting
+make_output_lasting()
+for _ in range(3000):
+    print("81 % ± 2, été", flush=True)
+print("done", file=sys.stderr)
+open(sys.argv[1], "w").write("saved")
+"""
+OUTPUTS = {"ASCII": "", "a closed pipe": "| head -c 1", "none": ">&- 2>&-", "a full disk": "> /dev/full 2>&1"}
+
+
+@pytest.mark.parametrize("where", OUTPUTS)
+def test_work_goes_on_whatever_becomes_of_its_output(where, tmp_path):
+    command = [sys.executable, "-c", PROGRAM, tmp_path / "file"]
+    words = ["bash", "-o", "pipefail", "-c", f'"$@" {OUTPUTS[where]}', "bash", *command]
+    done = subprocess.run(words, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == "saved"
+    if where == "ASCII":
+        assert done.stdout.startswith("81 % ? 2, ?t?\n") and done.stderr == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [([], 8), (["max 100000"], 8), (["250000 100000"], 3), (["-1", "100000"], 8), (["50000", "100000"], 1)],
+)
+def test_affinity_and_quota_bound_the_number(tmp_path, monkeypatch, texts, expected):
+    files = [tmp_path / str(number) for number in range(len(texts) or 1)]
+    for file, text in zip(files, texts, strict=False):
+        file.write_text(f"{text}\n")
+    monkeypatch.setattr(distributed, "QUOTAS", (files,))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(8)}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert distributed.num_processors() == distributed.loader_workers(None) == expected
