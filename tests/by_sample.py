@@ -6,8 +6,8 @@ from facts.parts.layers import select_layers
 from tests.networks import relative_error
 
 WHOLE = {"grad_clip": None, "normalize": "none"}
-
-BY_SAMPLE = {name: estimator() for name, estimator in ESTIMATORS.items() if name != "asvd"} | {
+EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
+BY_SAMPLE = {name: estimator for name, estimator in EVERY.items() if name != "asvd"} | {
     "facts": FACTS(**WHOLE),
     "shampoo2": Shampoo2(**WHOLE),
     "kfac_expand": KFACExpand(grad_clip=None),

@@ -1,5 +1,3 @@
-"""A disk with little room."""
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from mypy.plugin import AttributeContext, Plugin
 from mypy.types import AnyType, Type, TypeOfAny, UnionType, get_proper_type
 
-MODULE = "torch.nn.modules.module.Module."
-
 
 class ModuleAttributes(Plugin):
     def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
-        return _any_if_undeclared if fullname.startswith(MODULE) else None
+        return _any_if_undeclared if fullname.startswith("torch.nn.modules.module.Module.") else None
 
 
 def _any_if_undeclared(context: AttributeContext) -> Type:

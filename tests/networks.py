@@ -9,6 +9,13 @@ import facts
 from facts.utils.batches import NumberedBatches
 from tests.toys import Net
 
+UNIFORM = {"search": "uniform", "form": "plain"}  # choices of which a test can say by hand what they give
+LAYERS = ("grid", "windows", "rows", "tokens", "shared", "vector")
+IMAGE_CLASSIFIERS = {
+    "vit": {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 96},
+    "swin": {"embed_dim": 24, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4},
+}
+
 
 class EveryShape(nn.Module):
     """Images `[N, 3, 8, 8]`; each layer is named after the tensors it sees.
@@ -57,11 +64,6 @@ class Stack(nn.Module):
         for block in self.blocks:
             x = self.step(block, x)
         return self.head(x.mean(dim=1))
-
-
-UNIFORM = {"search": "uniform", "form": "plain"}  # choices of which a test can say by hand what they give
-
-LAYERS = ("grid", "windows", "rows", "tokens", "shared", "vector")
 
 
 def image_batches(sizes, num_classes=4, shape=(3, 8, 8), dtype=torch.float64, seed=1):
@@ -145,12 +147,6 @@ def make_causal_lm(kind="qwen3", dtype=torch.float64):
     return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
 
 
-IMAGE_CLASSIFIERS = {
-    "vit": {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 96},
-    "swin": {"embed_dim": 24, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4},
-}
-
-
 def make_image_classifier(kind="vit", **settings):
     """One of transformers, for images `[3, 32, 32]` of 5 classes; skips the test where that is not installed."""
     transformers = pytest.importorskip("transformers")
@@ -172,20 +168,12 @@ def seen_by(module, network, images):
 
 
 def same_weights(first, second):
-    """Whether two networks hold the same values under the same names."""
     pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
     return all(a == b and x.equal(y) for (a, x), (b, y) in pairs)
 
 
 def relative_error(actual, expected):
-    """Relative error of a tensor, in the Frobenius norm."""
     return float((actual - expected).detach().norm() / expected.detach().norm())
-
-
-@torch.inference_mode()
-def compiled_outputs(model, inputs, backend):
-    """Outputs of the model, compiled as one graph."""
-    return torch.compile(model, backend=backend, fullgraph=True)(inputs)
 
 
 @timm.models.register_model

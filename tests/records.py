@@ -38,7 +38,6 @@ def outcomes(top1: float) -> dict[str, str]:
 
 
 def place(row: str, record: Record | None = None, column: str = "Net", table: str = "demo", **fields: Any) -> Cell:
-    """Make a cell of a table without a configuration."""
     return Cell(OmegaConf.create(), table, row, column, record=record, **fields)
 
 
@@ -91,7 +90,6 @@ def write_paper(path: Path, top1: dict[str, float]) -> None:
 
 
 def write_results(folder: Path) -> list[Experiment]:
-    """Write tables, a figure, and the records."""
     for experiment in EXPERIMENTS[:3]:
         shown = [each for each in places_of(experiment) if each[1] not in experiment.not_applicable.get(each[0], {})]
         cells = [place(row, _record(experiment, row, column), column, experiment.name) for row, column in shown]

@@ -1,5 +1,3 @@
-"""Toy networks in a few lines."""
-
 from torch import nn
 
 

@@ -28,6 +28,9 @@ from tests.refusals import refuses
 from tests.toys import Net, linears
 
 NUM_PROBES = 1024
+QUICK = TimingPolicy(num_turns=2, min_seconds=0)
+IMAGES = image_batches([4])[0][0]
+HYPPO = {"modname": "hyppo", "reason": "the extra `analysis` is not installed"}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +63,7 @@ def test_every_layer_lies_near_its_dense_cosine(data, name):
     found = findings.values
     scores = [(found[layer]["cosine"] - expected[layer]) / found[layer]["cosine_error"] for layer in LAYERS]
     assert max(map(abs, scores)) < 4 and 0.3 < torch.tensor(scores).square().mean().sqrt() < 2, scores
-    mean = sum(expected.values()) / len(LAYERS)
-    assert abs(findings.metrics["cosine"] - mean) < 4 * findings.metrics["cosine_error"]
+    assert abs(findings.metrics["cosine"] - sum(expected.values()) / len(LAYERS)) < 4 * findings.metrics["cosine_error"]
 
 
 def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypatch):
@@ -110,8 +112,7 @@ def test_the_fisher_without_its_token_local_part_and_the_loss_along_the_change(f
     if layer == "vector":  # one token: nothing to drop
         assert exact < 1e-12
     change = changes[layer].detach().T.flatten()
-    expected = change @ whole @ change / (change @ local @ change) - 1
-    assert loss == pytest.approx(expected.item(), rel=1e-7, abs=1e-9)
+    assert loss == pytest.approx((change @ whole @ change / (change @ local @ change) - 1).item(), rel=1e-7, abs=1e-9)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -138,10 +139,6 @@ def test_only_compressed_layers_have_a_loss():
     findings = CrossMoments(num_probes=2).run(held_out_alone(model, batches, compressed))
     assert [name for name, ratios in findings.values.items() if "loss" in ratios] == ["tokens"]
     assert findings.metrics["cross_loss"] == findings.values["tokens"]["loss"]
-
-
-QUICK = TimingPolicy(num_turns=2, min_seconds=0)
-IMAGES = image_batches([4])[0][0]
 
 
 @pytest.fixture
@@ -189,8 +186,7 @@ def filled(x, g, sizes=None):
 
 def tensors(num_samples=30, tokens=5, d_in=4, d_out=3, dtype=torch.float64):
     x = torch.randn(num_samples, tokens, d_in, dtype=dtype)
-    g = torch.randn(num_samples, tokens, d_out, dtype=dtype) * torch.rand(tokens, 1, dtype=dtype)
-    return x, g
+    return x, torch.randn(num_samples, tokens, d_out, dtype=dtype) * torch.rand(tokens, 1, dtype=dtype)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 30**2 * 8 * 2, 2**27])
@@ -233,9 +229,6 @@ def unbiased_distance_correlation(x, g):
 
     a, b = centred(x), centred(g)
     return (a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum())
-
-
-HYPPO = {"modname": "hyppo", "reason": "the extra `analysis` is not installed"}
 
 
 def test_other_token_counts_and_too_few_samples_are_refused():

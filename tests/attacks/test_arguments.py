@@ -42,7 +42,6 @@ class Tied(nn.Sequential):
 
 
 def wrapped(run):
-    """A network that runs another one in its own way."""
     return Net(lambda net, x: run(net.network, x), network=make_model(torch.float32))
 
 
@@ -81,7 +80,6 @@ def holding(parameter):
 
 
 test_it_is_refused_in_one_line = refused(
-    # networks
     (lambda: compress("vit"), "the model must be a torch.nn.Module, got a str"),
     (lambda: holding(INTEGERS), "compress it first and quantise the"),
     (lambda: compress(nn.ReLU()), "ReLU has no weights in floating point"),
@@ -102,7 +100,6 @@ test_it_is_refused_in_one_line = refused(
         lambda: compress(Tied(), layers=["1", "2", "3"], budget=facts.Budget(params=2500)),
         "layer 2 cannot be compressed: it shares its weight with 3. Leave it out, or give it a plain weight of its own",
     ),
-    # data
     (lambda: compress(data=["a", "b"]), "got a str"),
     (lambda: compress(data=None), "FACTS needs calibration data"),
     (lambda: compress(data=[(IMAGES, LABELS[:3])]), "samples has 3 labels"),
@@ -123,10 +120,8 @@ test_it_is_refused_in_one_line = refused(
         (lambda data=data: compress(data=data), "must be a loader or a list of")
         for data in (Path("photos"), "photos", {"images": IMAGES}, 5, make_model)
     ),
-    # budgets
     (lambda: compress(ratio=0), "ratio is the fraction that remains and must lie in .* got 0"),
     (lambda: compress(ratio=float("nan")), "ratio is the fraction that remains and must lie in .* got nan"),
-    # methods
     (lambda: compress(estimator="fact"), "unknown estimator 'fact'; choose one of"),
     (lambda: compress(estimator=FACTS), r"a name or an instance: FACTS\(\), not FACTS"),
     (lambda: compress(search="best"), "unknown search 'best'; choose one of"),
@@ -138,7 +133,6 @@ test_it_is_refused_in_one_line = refused(
     (lambda: compress(search=planning(rows=99)), r"rank 99 for layer rows: .* 1 \.\. 11"),
     (lambda: compress(form="round"), "form must be one of plain, pivoted, got 'round'"),
     (lambda: facts.Execution("bfloat16"), "precision must be a type such as torch.bfloat16"),
-    # places
     *(
         (lambda name=name: getattr(facts, name)(make_model(), "a"), f"{name} needs a result")
         for name in ("save_compressed", "save_elastic", "push_to_hub")
@@ -146,9 +140,6 @@ test_it_is_refused_in_one_line = refused(
     (lambda: compress(execution=facts.Execution(cache=__file__)), "cannot write to the folder .*choose another one"),
     error=(ValueError, OSError),
 )
-
-
-COLOURS = Image.fromarray(np.random.default_rng(0).integers(256, size=(48, 64, 3), dtype=np.uint8))
 
 
 def encoded(image, kind="PNG"):
@@ -159,7 +150,7 @@ def encoded(image, kind="PNG"):
 
 test_images_that_are_none = refused(
     (b"photo", "cannot identify"),
-    (encoded(COLOURS)[:3000], "truncated"),
+    (encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)))[:3000], "truncated"),
     (encoded(Image.new("1", (20_000, 20_000))), "exceeds limit"),  # a bomb of 400 megapixels
     (encoded(Image.new("1", (60_000, 1))), "60000 x 1 pixels are a strip"),
     (encoded(Image.fromarray(np.ones((8, 8), np.int32)), "TIFF"), "range"),  # of 32 bits

@@ -22,6 +22,10 @@ from tests.search.problems import make_problem, plain_problem
 from tests.search.test_searches import wide_problem
 from tests.toys import Net, linears
 
+RATIOS = FLORASearch().ratios
+COMCAT, DOBI = ComCatSearch(num_epochs=6, learning_rate=0.1), DobiSVDSearch(num_epochs=6)
+LONGER = replace(COMCAT, num_epochs=20), DobiSVDSearch(num_epochs=40, learning_rates=(0.01, 0.005))
+
 
 @pytest.mark.parametrize(
     "values", [[1, 1, 1, 1, 1], [3, 2, 2, 1, 0.5], [3, 2, 1, 1 - 1e-13, 0.5], [3, 2, 0, 0, 0], [0, 0, 0, 0, 0]]
@@ -124,9 +128,6 @@ def test_fastlrd_removes_the_component_of_least_similarity_for_its_cost(ratio):
     assert FastLRDSearch().allocate(problem).plan == plan
 
 
-RATIOS = FLORASearch().ratios
-
-
 def test_a_supernet_runs_as_the_network_of_any_of_its_plans():
     problem = make_problem("svd_llm")
     supernet = Supernet(problem, offered(problem, RATIOS))
@@ -178,9 +179,6 @@ def test_evolution_finds_the_best_plan_of_a_small_space():
     assert found[1] > found[40] == pytest.approx(min(supernet.errors(full)))
 
 
-COMCAT, DOBI = ComCatSearch(num_epochs=6, learning_rate=0.1), DobiSVDSearch(num_epochs=6)
-
-
 @pytest.mark.parametrize(("search", "before", "after"), [(COMCAT, 0, 0), (DOBI, 1, 2)])
 def test_training_goes_on_as_if_it_had_not_been_interrupted(search, before, after, tmp_path):
     """The third epoch ends early; of the six of 2 batches each, two need not run again, and then none.
@@ -201,9 +199,6 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(search, before, afte
         assert again.plan == expected.plan and again.solution == expected.solution
         for name, decomposition in (expected.decompositions or {}).items():
             assert again.decompositions[name].left.equal(decomposition.left)
-
-
-LONGER = replace(COMCAT, num_epochs=20), DobiSVDSearch(num_epochs=40, learning_rates=(0.01, 0.005))
 
 
 @pytest.mark.parametrize("search", [*LONGER, FLORASearch(num_epochs=2)])

@@ -19,6 +19,9 @@ from tests.refusals import refused, refuses
 TOKENS = torch.arange(24).reshape(3, 8)
 GOOD = torch.ones(4, 3, 8, 8)
 QUICK = {"search": "uniform", "ratio": 0.6}
+PIXELS = np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)
+LABELS = [index % 5 for index in range(12)]
+SAMPLES = [{"pixel_values": each, "labels": y} for each, y in zip(torch.from_numpy(PIXELS), LABELS, strict=True)]
 
 
 @pytest.fixture
@@ -45,6 +48,19 @@ UNREADABLE = (
 )
 test_what_the_network_cannot_read = refused(*UNREADABLE, by=lambda batch, model: facts.compress(model, [batch, batch]))
 test_nor_later = refused(*UNREADABLE, by=lambda batch, model: facts.compress(model, [GOOD, batch, batch]))
+FOLLOW = "the targets of a language model are the tokens that follow"
+test_texts_are_not_padded_and_targets_follow = refused(
+    ([{"input_ids": TOKENS, "attention_mask": TOKENS % 8 < 5}], "padded, .*: cut them into windows of one length"),
+    ([(TOKENS, TOKENS)], FOLLOW),
+    ([(TOKENS, torch.ones_like(TOKENS))], FOLLOW),
+    (TOKENS.flatten(), r"tokens must come as windows \[N, T\], not as int64 \[24\]"),
+    by=lambda data: facts.compress(make_causal_lm(), data),
+)
+SINGLE = r"single samples: give batches of them, DataLoader\(dataset, batch_size"
+test_samples_in_place_of_batches = refused(
+    (lambda transformers: facts.compress(make_image_classifier(), pictures(transformers)), SINGLE),
+    (lambda: facts.compress(make_image_classifier(), SAMPLES), SINGLE),
+)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +71,6 @@ test_nor_later = refused(*UNREADABLE, by=lambda batch, model: facts.compress(mod
         lambda model, data: facts.compress(model, [GOOD], sensitivity=data, search="cors"),
         lambda model, data: facts.recover(facts.compress(model, [GOOD], **QUICK), data, epochs=1),
     ],
-    ids=["calibration", "held out", "sensitivity", "recovery"],
 )
 def test_so_is_a_later_batch_of_any_data(use, model):
     odd = [GOOD, torch.ones(4, 3, 12, 12)]
@@ -63,30 +78,18 @@ def test_so_is_a_later_batch_of_any_data(use, model):
         refuses(r"EveryShape cannot read .* of float32 \[\d, 3, 12, 12\] \(", use, model, data)
 
 
-FOLLOW = "the targets of a language model are the tokens that follow"
-test_texts_are_not_padded_and_targets_follow = refused(
-    ([{"input_ids": TOKENS, "attention_mask": TOKENS % 8 < 5}], "padded, .*: cut them into windows of one length"),
-    ([(TOKENS, TOKENS)], FOLLOW),
-    ([(TOKENS, torch.ones_like(TOKENS))], FOLLOW),
-    (TOKENS.flatten(), r"tokens must come as windows \[N, T\], not as int64 \[24\]"),
-    by=lambda data: facts.compress(make_causal_lm(), data),
-)
-
-
 def test_every_form_of_tokens():
     model = make_causal_lm()
     for more in (None, {}, {"labels": TOKENS, "attention_mask": TOKENS >= 0}):
         ((tokens, targets),) = Data.of([TOKENS if more is None else {"input_ids": TOKENS, **more}], model)
         assert tokens.equal(TOKENS) and targets.equal(facts.next_tokens(TOKENS))
-    labels = TOKENS.masked_fill(TOKENS % 8 < 3, -100)
-    ((_, targets),) = Data.of([{"input_ids": TOKENS, "labels": labels}], model)
+    ((_, targets),) = Data.of([{"input_ids": TOKENS, "labels": TOKENS.masked_fill(TOKENS % 8 < 3, -100)}], model)
     assert targets[0].tolist() == [-100, -100, 3, 4, 5, 6, 7, -100]
 
 
 def test_an_encoder_and_a_decoder(transformers):
     sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
-    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
     result = facts.compress(model, [{"input_ids": TOKENS, "labels": TOKENS}], ratio=0.7)
     assert {name.partition(".")[0] for name in result.plan} == {"encoder", "decoder"}
     assert "lm_head" in result.skipped
@@ -124,11 +127,6 @@ def test_inputs_that_ask_for_gradients_get_none():
     result = facts.compress(make_model(), batches, search="comcat", ratio=0.5)
     facts.recover(result, batches, epochs=1, batch_size=4, views=False)
     assert all(images.grad is None and images.requires_grad for images, _ in batches)
-
-
-PIXELS = np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)
-LABELS = [index % 5 for index in range(12)]
-SAMPLES = [{"pixel_values": each, "labels": y} for each, y in zip(torch.from_numpy(PIXELS), LABELS, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +181,3 @@ def test_inputs_by_name_are_compressed_as_pairs_are():
     found, expected, other = (run(result.model, images) for result in results)
     assert by_name.plan == in_pairs.plan and by_name.summary.before == in_pairs.summary.before
     assert found.equal(expected) and not found.equal(other)
-
-
-SINGLE = r"single samples: give batches of them, DataLoader\(dataset, batch_size"
-test_samples_in_place_of_batches = refused(
-    (lambda transformers: facts.compress(make_image_classifier(), pictures(transformers)), SINGLE),
-    (lambda: facts.compress(make_image_classifier(), SAMPLES), SINGLE),
-)

@@ -64,8 +64,6 @@ def batches(*shape, size=8, num=3, labels=True):
 
 
 class Sorted(Rows):
-    """Rows sorted by their first feature."""
-
     def forward(self, x):
         order = x[..., 0].flatten().argsort()
         rows = torch.relu(self.first(x.flatten(0, 1)[order]))
@@ -140,9 +138,7 @@ def beside(first):
     return Net(lambda net, x: net.rows(x + net.first.float().mean()), first=first, rows=rows)
 
 
-@pytest.mark.parametrize(
-    "first", [torch.arange(3), torch.ones(3, dtype=torch.float16), torch.ones(1, dtype=torch.bfloat16)]
-)
+@pytest.mark.parametrize("first", [torch.arange(3), torch.ones(3).half(), torch.ones(1).bfloat16()])
 def test_types_and_sizes_are_those_of_most_weights(first):
     result = facts.compress(beside(first), data := batches(4, 12), **QUICK)
     assert result.summary.before.flops == 2 * 4 * (2 * 12 * 12) + 2 * 12 * 12

@@ -111,8 +111,7 @@ def test_the_loss_makes_up_the_gauss_newton_matrix(monkeypatch):
 def test_draws_are_the_same_in_every_pass_and_new_in_every_batch():
     loss, outputs = SampledFeatures([torch.ones(5)]), torch.randn(3, 5)
     first, second = (loss.drawn(0, number)(outputs, None) for number in (0, 1))
-    assert first == loss.drawn(0, 0)(outputs, None) != second
-    assert first != loss.drawn(1, 0)(outputs, None)
+    assert first == loss.drawn(0, 0)(outputs, None) != second and first != loss.drawn(1, 0)(outputs, None)
 
 
 def test_scales_are_deviations_and_a_constant_feature_counts_little():
@@ -141,8 +140,7 @@ def test_the_error_is_the_mean_over_tensors_by_name_if_asked():
 
 
 def test_a_layer_of_an_output_that_does_not_count_is_left_alone():
-    model = tower()
-    prepared = facts.prepare(model, images(), outputs="last_hidden_state", parts="units")
+    prepared = facts.prepare(tower(), images(), outputs="last_hidden_state", parts="units")
     assert prepared.skipped["pooler.dense"] == "the loss does not depend on it"
     assert facts.compress(prepared).summary.distance.mean < 0.5
 

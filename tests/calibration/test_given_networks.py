@@ -16,6 +16,8 @@ from facts.modules.heads import PaddedHeads
 from tests.calibration.test_facts_asked import QUICK, UNITS, Rows, batches
 from tests.networks import make_vit
 
+SETTINGS = {"layers": QUICK, "units,tokens": UNITS | {"parts": "units,tokens", "ratio": 0.4}}
+
 
 def compiled(model):
     model.compile(backend="eager")
@@ -42,9 +44,6 @@ def normed(model):
     nn.utils.spectral_norm(model.blocks[0].attn.proj)
     model.eval()(torch.randn(2, 3, 16, 16))  # spectral_norm divides by the largest singular value
     return model
-
-
-SETTINGS = {"layers": QUICK, "units,tokens": UNITS | {"parts": "units,tokens", "ratio": 0.4}}
 
 
 @cache
@@ -100,8 +99,6 @@ def assert_same_state(model, before):
 
 
 class Keeping(Rows):
-    """Keeps its outputs and counts its calls."""
-
     def __init__(self, flat=True):
         super().__init__(False, flat)
         self.factor = 2.0

@@ -1,5 +1,3 @@
-"""Loaders of many kinds: every sample counts once, those held out nowhere else, and each pass is the same."""
-
 import random
 from itertools import zip_longest
 
@@ -16,12 +14,11 @@ from tests.networks import image_batches, make_model, numbered
 from tests.toys import Net, linears
 
 NUMBERS = torch.arange(200)
+UNEQUAL = NUMBERS.split([8, *[16] * 11, 16])
 SAMPLES, EVEN = TensorDataset(NUMBERS), range(0, 200, 2)
 
 
 class Shuffled(Sampler):
-    """Draws by Python's own generator."""
-
     def __iter__(self):
         return iter(random.sample(range(200), 200))
 
@@ -63,15 +60,10 @@ class Stream(OneIterator, IterableDataset):
 
 
 class Buffered:
-    """Batches in one buffer."""
-
     def __iter__(self):
         buffer = torch.zeros(50)
         for part in NUMBERS.split(50):
             yield buffer.copy_(part)
-
-
-UNEQUAL = NUMBERS.split([8, *[16] * 11, 16])
 
 
 def without_some(part):
@@ -141,9 +133,7 @@ def test_a_batch_that_is_an_item_counts_its_samples():
     assert len(unequal) == 13 and [len(part) for part, _ in equal.few_samples(60)] == [50, 50]
 
 
-@pytest.mark.parametrize(
-    "data", [[(part, None) for part in NUMBERS.split(20)], DataLoader(SAMPLES, 20)], ids=["list", "loader"]
-)
+@pytest.mark.parametrize("data", [[(part, None) for part in NUMBERS.split(20)], DataLoader(SAMPLES, 20)])
 def test_few_samples_are_from_everywhere(data):
     """Those of a dataset in order of classes would otherwise be of its first classes."""
     data = Data.of(data, nn.Identity())

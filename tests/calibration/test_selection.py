@@ -78,8 +78,7 @@ def test_a_network_that_looks_at_values(vectors, caplog):
 
 
 def test_the_last_layer_makes_the_outputs_whatever_its_name(vectors):
-    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 12))
-    prepared = facts.prepare(model, vectors)
+    prepared = facts.prepare(nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 12)), vectors)
     assert (list(prepared.layers), prepared.skipped) == (["0"], {"2": "it is the output layer"})
 
 
@@ -87,8 +86,7 @@ def test_a_layer_under_two_names_is_replaced_under_both(vectors):
     layer = nn.Linear(12, 12)
     model = nn.Sequential(nn.Sequential(layer, nn.Tanh()), nn.Sequential(layer, nn.Tanh()), nn.Linear(12, 4))
     result = facts.compress(model, vectors, budget=facts.Budget(params=150))
-    assert result.model[0][0] is result.model[1][0]
-    assert result.summary.after.params <= 150
+    assert result.model[0][0] is result.model[1][0] and result.summary.after.params <= 150
     assert result.summary.after == facts.count_cost(result.model, (1, 12))
 
 
@@ -103,6 +101,7 @@ def test_a_plan_names_layers_and_names_come_before_patterns():
     assert list(facts.compress(model, estimator="pela", layers=["e[0]"]).plan) == ["e[0]"]
 
 
+HOOK = "a hook, or a `forward` of its own, changes what it computes"
 NONE = "no linear layer or 1x1 convolution is called"
 test_names_that_no_layer_has = refused(
     (lambda: facts.prepare(convolutions(), layers=["4"]), f"{NONE} 4; Sequential has 0, 2"),
@@ -126,9 +125,6 @@ def with_another_forward():
     layer = nn.Linear(16, 16)
     layer.forward = lambda x: nn.Linear.forward(layer, x) + 1
     return layer
-
-
-HOOK = "a hook, or a `forward` of its own, changes what it computes"
 
 
 class TestLayersThatComputeMore:
@@ -167,8 +163,7 @@ class TestLayersThatComputeMore:
         config = peft.LoraConfig(target_modules=["2"], r=12, init_lora_weights=False)
         adapted = peft.get_peft_model(plain_and(nn.Linear(16, 16)), config)
         refuses(r"has adapters of PEFT .* model = model.merge_and_unload\(\)", facts.compress, adapted, vectors)
-        merged = adapted.merge_and_unload()
-        assert set(facts.compress(merged, vectors, ratio=0.5).plan) == {"0", "2"}
+        assert set(facts.compress(adapted.merge_and_unload(), vectors, ratio=0.5).plan) == {"0", "2"}
 
 
 class Attention(nn.Module):
@@ -189,7 +184,6 @@ class Attention(nn.Module):
 
 def test_one_head_is_a_unit_only_if_the_code_follows_its_width():
     """At the width of the inputs both codes run; narrower, one does not."""
-    torch.manual_seed(0)
     batches = [(torch.randn(8, 5, 12), torch.randint(12, (8,))) for _ in range(2)]
     networks = (Net(lambda net, x: net.attention(x).mean(1), attention=Attention(12, each)) for each in (True, False))
     follows, fixed = (facts.prepare(each.eval(), batches, held_out=(), parts="units") for each in networks)
@@ -199,18 +193,15 @@ def test_one_head_is_a_unit_only_if_the_code_follows_its_width():
     assert facts.compress(follows, estimator="pela", search="uniform", ratio=0.5).model(batches[0][0]).shape == (8, 12)
 
 
-def make_llava():
-    """Its features are those before the last layer of the tower, as in the published networks."""
+def test_a_pattern_takes_the_layers_of_a_tower_that_reach_the_loss(tmp_path):
+    """The features are those before the last layer of the tower, as in the published networks."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     vision = transformers.CLIPVisionConfig(**sizes, num_hidden_layers=3, image_size=16, patch_size=4)
     text = transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=64)
     config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=63)
-    return transformers.LlavaForConditionalGeneration(config).eval()
-
-
-def test_a_pattern_takes_the_layers_of_a_tower_that_reach_the_loss(tmp_path):
-    model, ids, images = make_llava(), torch.randint(63, (3, 8, 20)), torch.randn(3, 8, 3, 16, 16)
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    ids, images = torch.randint(63, (3, 8, 20)), torch.randn(3, 8, 3, 16, 16)
     ids[..., 2:18] = 63
     texts = [{"input_ids": text, "pixel_values": image} for text, image in zip(ids, images, strict=True)]
     result = facts.compress(model, texts, layers="model.vision_tower.*", ratio=0.5)

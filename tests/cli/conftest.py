@@ -19,8 +19,7 @@ def write_images(folder: Path, classes=("cat", "dog", "fox"), number=4, seed=0) 
     for name in classes:
         (folder / name).mkdir(parents=True)
         for index in range(number):
-            pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+            Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(folder / name / f"{index}.png")
     return folder
 
 

@@ -14,6 +14,8 @@ from facts.tasks import ImageFolder
 from tests.cli.conftest import VIT, saved, write_images
 from tests.networks import make_model
 
+QUICK = ("--estimator", "pela", "--search", "uniform")
+
 
 def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
     for name in ("prepare", "compress"):
@@ -48,9 +50,6 @@ def test_the_original_teaches_the_result(run, photos, tmp_path, caplog):
     assert " samples in " in result.output and " samples in " in (tmp_path / "vit" / "README.md").read_text()
     assert ("recovery gained nothing" in caplog.text) == (course["after"] >= course["before"])
     assert list((tmp_path / "cache").glob("finetuning-*"))
-
-
-QUICK = ("--estimator", "pela", "--search", "uniform")
 
 
 @pytest.mark.parametrize("error", [ValueError("no room"), KeyboardInterrupt()])
@@ -119,8 +118,7 @@ def test_an_impossible_budget_is_refused_before_any_data_pass_with_the_least_pos
     with pytest.raises(ValueError, match=r"0.001 of the flops is too little: .* at least") as error:
         facts.compress(prepared, ratio=0.001)
     monkeypatch.undo()
-    least = float(re.search(r"at least (\S+)", str(error.value))[1])
-    costs = facts.compress(prepared, ratio=least).summary
+    costs = facts.compress(prepared, ratio=float(re.search(r"at least (\S+)", str(error.value))[1])).summary
     assert costs.spent["flops"] <= costs.budget["flops"]
 
 

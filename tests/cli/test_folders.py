@@ -19,6 +19,9 @@ from facts.tasks.classification.base import NUM_NEIGHBORS, TEMPERATURE, evaluate
 from tests.cli.conftest import VIT, saved, write_images
 
 TINY = VIT[0], "--num-classes", 3
+NAMES = ("relative_error", "cosine", "nearest_top1", "probe_top1")
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+INT8 = "--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data"
 
 
 def write_weights(path, dtype=torch.float16):
@@ -44,9 +47,6 @@ def test_what_is_infinite_is_null_in_json(run, compressed, photos, monkeypatch):
     monkeypatch.setattr(inputs, "measured", lambda *_: {"perplexity": torch.inf})
     found = run("evaluate", compressed[1], "--data", photos, "--num-workers", 0, "--json").stdout
     assert json.loads(found)["perplexity"] is None
-
-
-INT8 = "--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data"
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,6 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path, monkeypatch):
         assert message in run(*words, code=1).output
 
 
-NAMES = ("relative_error", "cosine", "nearest_top1", "probe_top1")
-
-
 @pytest.fixture
 def encoder(tmp_path):
     """Arguments that name it, with the weights of a network with a classifier."""
@@ -179,16 +176,12 @@ def test_an_encoder_is_compressed_saved_and_evaluated(run, encoder, photos, tmp_
     assert found["num_samples"] == 6 and found["cosine"] > 0.5
 
 
-SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("in_pair", [False, True])
 def test_an_encoder_of_transformers_alone_and_in_a_pair(run, in_pair, photos, tmp_path):
     """A pair with a text encoder stands for its image encoder."""
     transformers = pytest.importorskip("transformers")
     images = {"image_size": 32, "patch_size": 8, **SIZES}
-    torch.manual_seed(0)
     if in_pair:
         whole = transformers.CLIPModel(transformers.CLIPConfig(text_config=SIZES, vision_config=images)).eval()
         model = whole.vision_model
@@ -217,8 +210,7 @@ def test_nearest_neighbours_against_a_sum_of_weights(photos):
     (known, classes), (features, labels) = (features_of(model, each) for each in (reference, evaluation))
     assert len(known) == len(features) == 6 < NUM_NEIGHBORS
     votes = torch.zeros(6, 3, dtype=torch.float64)
-    weights = (normalize(features) @ normalize(known).T / TEMPERATURE).exp()
-    votes.index_add_(1, classes, weights)
+    votes.index_add_(1, classes, (normalize(features) @ normalize(known).T / TEMPERATURE).exp())
     right = evaluate_features(model, model, reference, evaluation)["nearest_top1"]
     assert torch.equal(right, 100.0 * (votes.argmax(1) == labels).double())
     assert evaluate_features(model, model, reference, reference)["probe_top1"].mean() == 100

@@ -21,6 +21,8 @@ pytest.importorskip("tokenizers", reason="the extra `llm` is not installed: make
 datasets = pytest.importorskip("datasets", reason="the extra `llm` is not installed: make install-llm")
 
 CLASSES = ("fox", "cat", "dog")  # not in the order of the folders
+NUM_TOKENS = 280  # 256 of them bytes
+SIZES = ("--sequence-length", 16, "--num-calibration", 4, "--batch-size", 2)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +42,6 @@ def dataset(photos):
     return datasets.load_dataset("imagefolder", data_dir=str(photos), split="train")
 
 
-def accuracy(folder, images, labels):
-    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
-    processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    found = model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1)
-    return 100 * (found == torch.tensor(labels)).double().mean().item()
-
-
 @pytest.mark.system
 def test_an_image_classifier_is_compressed_and_evaluated(run, classifier, photos, tmp_path):
     """Accuracy is that of transformers, and labels are the network's."""
@@ -60,7 +55,10 @@ def test_an_image_classifier_is_compressed_and_evaluated(run, classifier, photos
         assert found["flops"] == manifest["summary"][cost]["flops"]
     files = ImageFolder(root=photos).validation_images.names
     images = [Image.open(photos / name).convert("RGB") for name in files]
-    expected = accuracy(classifier, images, [CLASSES.index(name.split("/")[0]) for name in files])
+    labels = torch.tensor([CLASSES.index(name.split("/")[0]) for name in files])
+    model = transformers.AutoModelForImageClassification.from_pretrained(classifier).eval()
+    pixels = transformers.AutoImageProcessor.from_pretrained(classifier)(images, return_tensors="pt")
+    expected = 100 * (model(**pixels).logits.argmax(dim=-1) == labels).double().mean().item()
     assert found["top1"] == pytest.approx(expected) and 0 < expected < 100
 
 
@@ -109,10 +107,6 @@ def test_data_without_images_or_classes(run, dataset, tmp_path, monkeypatch):
         (tmp_path / "columns", "has several columns of classes, none of them called label: keep one"),
     ):
         assert message in run("evaluate", *VIT, "--data", data, code=1).output
-
-
-NUM_TOKENS = 280  # 256 of them bytes
-SIZES = ("--sequence-length", 16, "--num-calibration", 4, "--batch-size", 2)
 
 
 @pytest.fixture(scope="module")

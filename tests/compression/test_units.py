@@ -35,7 +35,6 @@ PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 
 
 
 def encoder():
-    """PyTorch's own encoder layers, on patches."""
     layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
     modules = {"embed": nn.Conv2d(3, 16, 4, stride=4), "encoder": layers, "head": nn.Linear(16, 4)}
     return Net(lambda net, x: net.head(net.encoder(net.embed(x).flatten(2).mT).mean(dim=1)), **modules).double()

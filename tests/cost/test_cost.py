@@ -27,6 +27,16 @@ from tests.toys import Net
 QUICK = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
 BATCHES = [(torch.randn(16, 64), torch.randint(32, (16,)))]
 TANH = 1000.0
+IMAGE = (3, 224, 224)
+of_timm = partial(TimmModel, weights="random")
+# The network, the number of its layers, and GFLOPs: dense, and at 60, 50 and 40 % (readings of the paper).
+PUBLISHED = {
+    "DeiT-B distilled": (of_timm(tag="deit_base_distilled_patch16_224"), 48, ("33.89", "20.41", "17.07", "13.68")),
+    "DeiT-B plain": (of_timm(tag="deit_base_patch16_224"), 48, ("33.72", "20.30", "16.98", "13.61")),
+    "Swin-B": (of_timm(tag="swin_base_patch4_window7_224"), 96, ("30.30", "18.40", "15.47", "12.47")),
+    "ConvNeXt-B": (of_timm(tag="convnext_base"), 72, ("30.75", "18.85", "15.90", "12.92")),
+    "MambaVision-B": (MambaVisionModel(variant="B", weights="random"), None, ("29.94", "23.15", "21.47", "19.77")),
+}
 
 
 @pytest.fixture
@@ -104,10 +114,8 @@ def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, mon
     allocate = Uniform.allocate
     monkeypatch.setattr(Uniform, "allocate", lambda *args: searches.append(args) or allocate(*args))
     clock.together = together
-    result = facts.compress(make_model(), BATCHES, ratio=0.7, cost="latency", execution=QUICK, **UNIFORM)
-    found = result.summary.latency
-    assert len(searches) == num_searches
-    assert 0.85 * found["allowed"] < found["predicted"] <= found["allowed"]
+    found = facts.compress(make_model(), BATCHES, ratio=0.7, cost="latency", execution=QUICK, **UNIFORM).summary.latency
+    assert len(searches) == num_searches and 0.85 * found["allowed"] < found["predicted"] <= found["allowed"]
     assert found["measured"] == pytest.approx(found["predicted"], rel=0.02)
 
 
@@ -142,8 +150,7 @@ def test_what_runs_on_a_second_gpu_is_timed_there(monkeypatch):
     model.register_forward_hook(lambda *_: entered.append(len(left)))
     batch_seconds({"own": model}, images, TimingPolicy(num_warmups=0, num_turns=2, min_seconds=0))
     module_seconds(model, [""], images)
-    weight = next(model.parameters())
-    assert entered[0] is entered[3] is weight and entered[1:3] == [0, 0] and entered[4] == 1
+    assert entered[0] is entered[3] is next(model.parameters()) and entered[1:3] == [0, 0] and entered[4] == 1
 
 
 def test_functions_take_turns():
@@ -158,18 +165,6 @@ def test_functions_take_turns():
     assert "".join(turns) == "abababab" and len(calls) > 100
     (timing,) = TimingPolicy(num_turns=2, min_seconds=0).times({"sleep": partial(time.sleep, 0.02)}).values()
     assert min(timing.seconds) >= 0.02
-
-
-IMAGE = (3, 224, 224)
-of_timm = partial(TimmModel, weights="random")
-# The network, the number of its layers, and GFLOPs: dense, and at 60, 50 and 40 % (readings of the paper).
-PUBLISHED = {
-    "DeiT-B distilled": (of_timm(tag="deit_base_distilled_patch16_224"), 48, ("33.89", "20.41", "17.07", "13.68")),
-    "DeiT-B plain": (of_timm(tag="deit_base_patch16_224"), 48, ("33.72", "20.30", "16.98", "13.61")),
-    "Swin-B": (of_timm(tag="swin_base_patch4_window7_224"), 96, ("30.30", "18.40", "15.47", "12.47")),
-    "ConvNeXt-B": (of_timm(tag="convnext_base"), 72, ("30.75", "18.85", "15.90", "12.92")),
-    "MambaVision-B": (MambaVisionModel(variant="B", weights="random"), None, ("29.94", "23.15", "21.47", "19.77")),
-}
 
 
 @cache
@@ -189,8 +184,7 @@ def test_published_gflops(name):
     saved = [problem.dense[0] - problem.spent(Uniform().allocate(problem).plan)[0] for problem in problems]
     assert tuple(f"{(prepared.flops - each) / 1e9:.2f}" for each in (0, *saved)) == gflops
     result = compress_prepared(prepared, PELA(), Uniform(), facts.Budget.of(0.5))
-    after = facts.count_cost(result.model, IMAGE).flops
-    assert after == result.summary.after.flops == prepared.flops - saved[1]
+    assert facts.count_cost(result.model, IMAGE).flops == result.summary.after.flops == prepared.flops - saved[1]
 
 
 def test_published_parameters():

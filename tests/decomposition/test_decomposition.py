@@ -20,6 +20,7 @@ from tests.oracles.fisher import discarded_energies, metric_error
 
 # Roots and their inverses in float64 lose what the factor's condition number (1e4 here at most) takes from 1e-16.
 EXACT = 1e-9
+ROW, COL = 0.3, 0.1
 
 
 def random_factor(size):
@@ -27,18 +28,14 @@ def random_factor(size):
     return vectors.T @ vectors / len(vectors)
 
 
-def estimated(name, m=6, n=8):
-    inputs = torch.randn(12, 5, n, dtype=torch.float64) @ random_factor(n)
-    grads = torch.randn(12, 5, m, dtype=torch.float64) @ random_factor(m)
-    # GFWSVD's factors have full rank only where there are several groups.
-    return facts.estimate_factors(GFWSVD(group_size=1) if name == "gfwsvd" else name, inputs, grads)
-
-
 @pytest.mark.parametrize(("row", "col"), [(0.7, 0.1), (0.0, 0.02)])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_truncation_error_is_the_discarded_energy(name, row, col):
     """In the (A, B) metric, at every rank, measured with symmetric roots."""
-    weight, factors = torch.randn(6, 8, dtype=torch.float64), estimated(name)
+    weight = torch.randn(6, 8, dtype=torch.float64)
+    inputs, grads = (torch.randn(12, 5, size, dtype=torch.float64) @ random_factor(size) for size in (8, 6))
+    # GFWSVD's factors have full rank only where there are several groups.
+    factors = facts.estimate_factors(GFWSVD(group_size=1) if name == "gfwsvd" else name, inputs, grads)
     A, B = (None if each is None else shrink(each, by) for each, by in ((factors.A, col), (factors.B, row)))
     expected = discarded_energies(weight, A, B)
     energies = decompose(weight, factors, shrinkage_row=row, shrinkage_col=col).energies
@@ -82,9 +79,6 @@ def test_float64_inside_and_the_type_of_the_weight_outside(dtype):
 def test_rank_out_of_range(rank):
     with pytest.raises(ValueError, match=rf"rank must be from 1 to 6 for this layer, got {rank}"):
         facts.low_rank_factors(torch.randn(6, 8), KroneckerFactors(), rank)
-
-
-ROW, COL = 0.3, 0.1
 
 
 def least_squares(weight, A, kept):
@@ -227,18 +221,12 @@ def test_the_change_of_weight_and_bias_is_the_best_of_its_rank():
     torch.testing.assert_close(shift, torch.linalg.lstsq(root, root * changes).solution[0])
 
 
-def falling(rows: int, columns: int, decades: float) -> torch.Tensor:
-    """A matrix whose singular values fall by so many powers of ten."""
-    rank = min(rows, columns)
-    left, right = (torch.linalg.qr(torch.randn(size, rank, dtype=torch.float64)).Q for size in (rows, columns))
-    return left * torch.logspace(0, -decades, rank, dtype=torch.float64) @ right.T
-
-
 @pytest.mark.parametrize("decades", [0.5, 3, 7, 20])
 @pytest.mark.parametrize("shape", [(12, 30), (30, 12), (20, 20), (1, 5)])
 def test_values_product_and_energies_are_those_of_the_svd(shape, decades):
     """To 1e-9 of the whole energy, as the squares of a float64 matrix allow; every truncation is as good."""
-    matrix = falling(*shape, decades)
+    left, right = (torch.linalg.qr(torch.randn(size, min(shape), dtype=torch.float64)).Q for size in shape)
+    matrix = left * torch.logspace(0, -decades, min(shape), dtype=torch.float64) @ right.T
     u, s, vh = by_gram(matrix)
     expected = torch.linalg.svdvals(matrix)
     torch.testing.assert_close(u * s @ vh, matrix, rtol=0, atol=1e-12)

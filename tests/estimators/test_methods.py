@@ -23,6 +23,10 @@ from tests.oracles.factors import clipped
 from tests.oracles.fisher import dense_token_local, rearranged
 from tests.oracles.samples import model_samples, tensor_samples
 
+EXACT = 1e-12  # float64 sums in another order
+PLAIN = {"grad_clip": None, "normalize": "none"}
+BAD = {"singular": (4, 1, 0), "indefinite": (4, 1, -0.5), "rank one": (4, 0, 0), "nearly singular": (1, 1, -1e-17)}
+
 
 @pytest.mark.parametrize(
     ("approximation", "estimator"), [("expand", KFACExpand(grad_clip=None)), ("reduce", KFACReduce(grad_clip=None))]
@@ -82,10 +86,6 @@ def test_literal_amount_is_the_rounding_error_of_float32():
         assert relative_error(moment.finalize(total)[0], torch.from_numpy(expected)) < 1e-12
         amounts.append(amount)
     assert {0.0, 1.0} <= set(amounts)
-
-
-EXACT = 1e-12  # float64 sums in another order
-PLAIN = {"grad_clip": None, "normalize": "none"}
 
 
 def literal_iterations(batches, number, grad_clip="median", normalize="batch"):
@@ -158,9 +158,6 @@ def test_shrinkage_is_the_papers(amount):
     torch.testing.assert_close(shrink(matrix, amount), expected)
     root = square_root(matrix, amount, lift_spectrum)
     torch.testing.assert_close(root.matrix @ root.matrix.T, expected)
-
-
-BAD = {"singular": (4, 1, 0), "indefinite": (4, 1, -0.5), "rank one": (4, 0, 0), "nearly singular": (1, 1, -1e-17)}
 
 
 @pytest.mark.parametrize("spectrum", BAD.values(), ids=BAD)

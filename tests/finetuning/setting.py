@@ -13,6 +13,9 @@ from facts.tasks.classification.base import Classification
 from facts.utils.cache import content_key
 from tests.networks import UNIFORM, image_batches, make_model, numbered
 
+SIZES = [3, 2, 3, 1, 2]  # with two batches a step, three steps an epoch
+RUNS = {"num_epochs": 2, "accumulate": 2, "save_every": 2}
+
 
 class Given:
     """A task of given images, the same in every epoch; `before_batch()` is called before each batch is handed out."""
@@ -66,13 +69,8 @@ def make_student(dtype=torch.float64):
 
 def finetuned(task, folder=None, dtype=torch.float64, **fields):
     student = make_student(dtype)
-    outcome = finetune(student, make_model(dtype), task, recipe(**fields), folder)
-    return student, outcome
+    return student, finetune(student, make_model(dtype), task, recipe(**fields), folder)
 
 
 def recipe(**fields):
     return Finetuning(**{"learning_rate": 1e-2, **fields})
-
-
-SIZES = [3, 2, 3, 1, 2]  # with two batches a step, three steps an epoch
-RUNS = {"num_epochs": 2, "accumulate": 2, "save_every": 2}

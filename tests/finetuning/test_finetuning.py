@@ -25,6 +25,10 @@ from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, inter
 from tests.networks import image_batches, make_model, make_sharing, make_vit, relative_error, same_weights
 from tests.refusals import refused, refuses
 
+STEPS, EPOCH = 60, 5
+BATCHES = image_batches([8] * 4, shape=(3, 16, 16))
+NESTED = nn.ModuleList([nn.Sequential(nn.Sequential(nn.Linear(20, 20)), nn.Linear(20, 20)), nn.Linear(20, 20)])
+
 
 def test_the_loss_is_the_formula():
     student, teacher, [(images, labels)] = make_model(seed=1), make_model(), image_batches([5])
@@ -106,9 +110,6 @@ test_a_bad_field_is_named = refused(
 )
 
 
-STEPS, EPOCH = 60, 5
-
-
 def rates(**fields):
     """The rate of every step, for a training of 12 epochs."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -116,15 +117,12 @@ def rates(**fields):
     return [schedule.step_update(step) or optimizer.param_groups[0]["lr"] for step in range(STEPS)]
 
 
-DETECTORS = {"schedule": "steps", "decay_epochs": [8, 11]}  # their 1x
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({}, [0.05 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS)]),
         ({"schedule": "linear"}, [0.1 * (1 - step / STEPS) for step in range(STEPS)]),
-        (DETECTORS, [0.1] * 8 * EPOCH + [0.01] * 3 * EPOCH + [0.001] * EPOCH),
+        ({"schedule": "steps", "decay_epochs": [8, 11]}, [0.1] * 8 * EPOCH + [0.01] * 3 * EPOCH + [0.001] * EPOCH),
     ],
 )
 def test_rates_follow_the_schedule_once_they_have_risen(fields, expected):
@@ -159,7 +157,6 @@ def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_pivots_are_permuted_after_training_only_if_they_were(precision):
-    torch.manual_seed(0)
     left, right = torch.randn(200, 60), torch.randn(60, 120)
     model = nn.Sequential(FORMS["pivoted"](precision).layer(nn.Linear(120, 200), left, right))
     permuted = model[0].order is not None
@@ -169,14 +166,8 @@ def test_pivots_are_permuted_after_training_only_if_they_were(precision):
     assert (model[0].order is not None) == permuted
 
 
-BATCHES = image_batches([8] * 4, shape=(3, 16, 16))
-
-
 def compressed(model, **options):
     return facts.compress(model, estimator="pela", search="uniform", ratio=0.5, **options)
-
-
-NESTED = nn.ModuleList([nn.Sequential(nn.Sequential(nn.Linear(20, 20)), nn.Linear(20, 20)), nn.Linear(20, 20)])
 
 
 @pytest.mark.parametrize(
@@ -278,9 +269,8 @@ def test_what_is_not_the_same_starts_anew(tmp_path, change):
     """And leaves the other's checkpoint alone."""
     finetuned(Given(SIZES), tmp_path, **RUNS)
     other = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
-    student = other if change == "student" else make_student()
     teacher = make_model(seed=2 if change == "teacher" else 0)
     reads, fields = Reads(), {**RUNS, "alpha": 0.25} if change == "recipe" else RUNS
     task = Given(SIZES[::-1] if change == "data" else SIZES, before_batch=reads)
-    finetune(student, teacher, task, recipe(**fields), tmp_path)
+    finetune(other if change == "student" else make_student(), teacher, task, recipe(**fields), tmp_path)
     assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2

@@ -145,20 +145,15 @@ def test_data_that_differ_from_pass_to_pass_are_refused():
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A clock on which every look takes a second, and each checkpoint five."""
-    passed, save = itertools.count(), Cache.save
-    monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(passed)))
-    monkeypatch.setattr(Cache, "save", lambda *given: [next(passed) for _ in range(5)] and save(*given))
-
-
-@pytest.fixture
 def rates(monkeypatch):
     return noted(monkeypatch, lambda optimizer: optimizer.param_groups[0]["lr"])
 
 
-def test_the_time_is_bounded(clock, rates, tmp_path):
-    """The steps that fit are planned, and the cosine ends with them."""
+def test_the_time_is_bounded(rates, tmp_path, monkeypatch):
+    """Every look at the clock takes a second, a checkpoint five; the cosine ends with the steps that fit."""
+    passed, save = itertools.count(), Cache.save
+    monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(passed)))
+    monkeypatch.setattr(Cache, "save", lambda *given: [next(passed) for _ in range(5)] and save(*given))
     timed = {**RECIPE, "epochs": None, "learning_rate": 1e-3, "num_warmups": 3, "save_every": 20}
     recovered = facts.recover(compressed(), image_batches(SIZES), minutes=3, cache=tmp_path, **timed)
     assert 150 < recovered.summary.recovery.seconds <= 180
@@ -193,8 +188,7 @@ def test_unsaved_buffers_keep_their_type():
     """Swin's masks of windows."""
     batches = image_batches([4] * 4, shape=(3, 16, 16), dtype=torch.bfloat16)
     result = facts.compress(outspoken(make_swin(torch.bfloat16)), batches, ratio=0.5)
-    recovered = facts.recover(result, batches, **{**RECIPE, "epochs": 1}).model
-    assert recovered(batches[0][0]).dtype == torch.bfloat16
+    assert facts.recover(result, batches, **{**RECIPE, "epochs": 1}).model(batches[0][0]).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("able", ["amx_bf16", "avx2", None])
@@ -240,8 +234,7 @@ def test_crops_are_those_of_torchvision(monkeypatch):
 
 
 def test_each_epoch_has_views_of_its_own_and_a_second_reading_the_same():
-    images = torch.rand(12, 3, 8, 8)
-    training_data = DistillationData([(images, None)], kl_divergence, 4, 0.3, views=True)
+    training_data = DistillationData([(torch.rand(12, 3, 8, 8), None)], kl_divergence, 4, 0.3, views=True)
     epochs = [training_data.training(None, epoch, seed=5) for epoch in (0, 0, 1)]
     first, again, other = (torch.cat([part for part, _ in epoch]) for epoch in epochs)
     assert first.equal(again) and not first.equal(other)

@@ -222,11 +222,9 @@ def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
     assert recipe.provenance() == {"source": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-SWIN = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2]}
-
-
 def swin(**fields) -> TimmModel:
-    return TimmModel(tag="swin_tiny_patch4_window7_224", arguments={**SWIN, **fields.pop("arguments", {})}, **fields)
+    sizes = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2]}
+    return TimmModel(tag="swin_tiny_patch4_window7_224", arguments={**sizes, **fields.pop("arguments", {})}, **fields)
 
 
 def test_names_and_buffers_of_older_files_are_read_as_timm_reads_them(tmp_path):
@@ -244,9 +242,7 @@ def test_the_checkpoint_of_another_network_is_refused(tmp_path):
     refuses(rf"{re.escape(str(path))} does not fit this SwinTransformer: .*{message}", swin(weights=str(path)).build)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"half", b"<html>none</html>", b"version https://git-lfs.github.com/spec/v1\n"]
-)
+@pytest.mark.parametrize("content", [b"", b"half", b"<html></html>", b"version https://git-lfs.github.com/spec/v1\n"])
 def test_a_file_that_is_none_or_cut_short_is_one_clear_error(content, tmp_path, tensors):
     save_file(tensors, tmp_path / "page.safetensors")
     torch.save(tensors, tmp_path / "page.pth")
@@ -255,16 +251,13 @@ def test_a_file_that_is_none_or_cut_short_is_one_clear_error(content, tmp_path, 
         refuses(r"page.* cannot be read \([^\n]*\); fetch it again", weights.read_checkpoint, path)
 
 
-@pytest.mark.parametrize("content", [{"state_dict": 3}, {0: torch.ones(2)}])
-def test_a_file_of_anything_but_named_tensors_is_refused(content, tmp_path):
-    torch.save(content, path := tmp_path / "other.pth")
-    refuses("other.pth is not a checkpoint: give a file of named tensors", weights.read_checkpoint, path)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": {"head": 3}}'])
-def test_a_damaged_index_is_one_clear_error(content, tmp_path):
-    (path := tmp_path / "model.safetensors.index.json").write_text(content)
-    refuses(r"index\.json is no index with a `weight_map` .*; fetch it again", weights.read_checkpoint, path)
+def test_files_of_anything_but_named_tensors_and_damaged_indices_are_refused(tmp_path):
+    for content in ({"state_dict": 3}, {0: torch.ones(2)}):
+        torch.save(content, path := tmp_path / "other.pth")
+        refuses("other.pth is not a checkpoint: give a file of named tensors", weights.read_checkpoint, path)
+    for text in ("{", "[]", "{}", '{"weight_map": {"head": 3}}'):
+        (path := tmp_path / "model.safetensors.index.json").write_text(text)
+        refuses(r"index\.json is no index with a `weight_map` .*; fetch it again", weights.read_checkpoint, path)
 
 
 @pytest.mark.parametrize("tag", ["resnet50", "swin_v2_t", "efficientnet_b3"])

@@ -41,8 +41,7 @@ def test_computes_what_the_original_does(kind, floating):
         inputs = [x if batch_first else x.transpose(0, 1) for x in (query, key, value)]
         options = {**masks(kind, floating), "need_weights": need_weights, "average_attn_weights": average}
         expected, actual = (module(*inputs, **options) for module in (original, LinearAttention(original)))
-        assert relative_error(actual[0], expected[0]) < 1e-13
-        assert (actual[1] is None) == (expected[1] is None)
+        assert relative_error(actual[0], expected[0]) < 1e-13 and (actual[1] is None) == (expected[1] is None)
         assert actual[1] is None or relative_error(actual[1], expected[1]) < 1e-13
 
 
@@ -57,21 +56,6 @@ def through_convolutions(net, images):
     x = torch.relu(net.depthwise(torch.relu(net.expand(net.stem(images)))))
     x = torch.relu(net.grouped(torch.relu(net.strided(x))))
     return net.head(torch.relu(net.fc(x.mean(dim=(2, 3)))))
-
-
-@pytest.fixture
-def model():
-    """Images `[N, 3, 8, 8]` through 1x1 convolutions and others."""
-    return Net(
-        through_convolutions,
-        stem=nn.Conv2d(3, 12, 3, padding=1),
-        expand=nn.Conv2d(12, 24, 1),
-        depthwise=nn.Conv2d(24, 24, 3, padding=1, groups=24),
-        strided=nn.Conv2d(24, 16, 1, stride=2, bias=False),
-        grouped=nn.Conv2d(16, 16, 1, groups=2),
-        fc=nn.Linear(16, 20),
-        head=nn.Linear(20, 4),
-    )
 
 
 @pytest.fixture
@@ -91,7 +75,11 @@ def test_computes_what_the_convolution_does(stride, bias):
     assert again(images).equal(convolution(images)) and same_weights(again, convolution)
 
 
-def test_only_by_choice(model, batches):
+def test_only_by_choice(batches):
+    layers = {"stem": nn.Conv2d(3, 12, 3, padding=1), "expand": nn.Conv2d(12, 24, 1)}
+    layers |= {"depthwise": nn.Conv2d(24, 24, 3, padding=1, groups=24), "grouped": nn.Conv2d(16, 16, 1, groups=2)}
+    layers |= {"strided": nn.Conv2d(24, 16, 1, stride=2, bias=False), "fc": nn.Linear(16, 20), "head": nn.Linear(20, 4)}
+    model = Net(through_convolutions, **layers)
     pointwise = [name for name, module in model.named_modules() if linear_calls.is_pointwise(module)]
     assert pointwise == ["expand", "strided"]
     result = facts.compress(model, batches)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import facts
-from facts.estimators import ESTIMATORS, GFWSVD
+from facts.estimators import GFWSVD
 from facts.moments import GradGram, InputGram, SampleGradEnergy, collect_moments
 from facts.moments import batch as of_layer
 from facts.moments.batch import LayerBatch, add_symmetric, mirror, split_samples
@@ -15,11 +15,14 @@ from facts.moments.data_pass import DataPass
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.utils.cache import Cache
-from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
+from tests.by_sample import BY_SAMPLE, EVERY, assert_same_factors, factors_of
 from tests.devices.pretended import pretended_cuda, values_of
 from tests.disk import room_for
 from tests.networks import Runs, image_batches, make_causal_lm, make_model, make_vit, relative_error
 from tests.toys import Net, linears
+
+X, LABELS = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
+EXACT = 1e-12  # sums over float64 in another order
 
 
 def in_place(net, x):
@@ -27,9 +30,6 @@ def in_place(net, x):
     x = net.first(x)
     x += torch.relu_(net.layer(x))
     return x.mean(dim=1)
-
-
-X, LABELS = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
 
 
 @pytest.mark.parametrize("with_grads", [True, False])
@@ -88,10 +88,6 @@ def test_blocked_product_is_the_plain_product(size, device):
     assert relative_error(found, expected) < 1e-13  # float64 sums in another order
 
 
-EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
-EXACT = 1e-12  # sums over float64 in another order
-
-
 @pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 5]])
 def test_splitting_batches_changes_nothing(model, sizes):
     estimators = {**BY_SAMPLE, "gfwsvd in groups": GFWSVD(group_size=2)}
@@ -99,7 +95,6 @@ def test_splitting_batches_changes_nothing(model, sizes):
 
 
 def test_one_pass_serves_every_estimator(model, batches):
-    """The model runs once a batch, whatever is asked for, and each estimator gets what it gets alone."""
     runs = Runs(model)
     together = factors_of(model, batches, EVERY)
     assert runs.number == len(batches)
@@ -112,8 +107,7 @@ def test_a_call_without_influence_has_gradient_zero():
     model = Net(lambda net, x: (net.layer(x).mean(dim=1), net.layer(2 * x))[0], **linears("layer")).double()
     moments = collect_moments(model, {"layer": model.layer}, [(X, LABELS)], [InputGram(), GradGram()])["layer"]
     flat = X.flatten(0, 1)
-    assert moments.num_tokens == 24
-    assert relative_error(moments[InputGram()][0], 5 * flat.T @ flat) < EXACT
+    assert moments.num_tokens == 24 and relative_error(moments[InputGram()][0], 5 * flat.T @ flat) < EXACT
     outputs = model.layer(X).detach().requires_grad_()
     (g,) = torch.autograd.grad(summed_cross_entropy(outputs.mean(dim=1), LABELS), outputs)
     assert relative_error(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1)) < EXACT

@@ -9,15 +9,17 @@ from torch.utils._pytree import tree_leaves
 
 import facts
 from facts.calibration.prepared_model import Execution
-from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
+from facts.estimators import FACTS, GFWSVD, PELA
 from facts.moments.collect import MemoryPolicy, MomentPass
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.utils.batches import in_parts
-from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
+from tests.by_sample import BY_SAMPLE, EVERY, assert_same_factors, factors_of
 from tests.finetuning.setting import Reads
 from tests.networks import LAYERS, image_batches, make_model, make_sharing, numbered
 from tests.refusals import refuses
+
+BATCHES = image_batches([5, 5, 2])
 
 
 def limited_model(at_once: int):
@@ -30,10 +32,6 @@ def limited_model(at_once: int):
 
     model.register_forward_pre_hook(refuse)
     return model
-
-
-BATCHES = image_batches([5, 5, 2])
-EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
 
 
 def test_batches_in_parts_give_the_factors_of_whole_ones(caplog):
@@ -59,8 +57,7 @@ def test_the_device_is_filled_up_to_the_room_there_is():
     sizes = {name: 8 * layer.out_features**2 for name, layer in layers.items()}
     room = sizes["grid"] + sizes["windows"]
     data_pass = MomentPass(model, layers, list(FACTS().moments[1:]), summed_cross_entropy, torch.float32, room)
-    kept = {name for name in layers if all(name != other for _, other in data_pass.elsewhere)}
-    assert kept == {"grid", "windows"}
+    assert {name for name in layers if all(name != other for _, other in data_pass.elsewhere)} == {"grid", "windows"}
 
 
 def test_parts_hold_every_sample_once():
@@ -129,6 +126,5 @@ class TestLayersAtOnce:
 
         monkeypatch.setattr(facts.PreparedModel, "moments", watched)
         execution = Execution(memory=MemoryPolicy(layers_at_once=2))
-        prepared = facts.prepare(make_sharing(), image_batches([3]), execution=execution)
-        prepared.decompositions(FACTS(num_iterations=2))
+        facts.prepare(make_sharing(), image_batches([3]), execution=execution).decompositions(FACTS(num_iterations=2))
         assert num_held == [2] * 2 * 2

@@ -17,7 +17,7 @@ import torch
 
 import facts
 from experiments.compose import CONF
-from facts.estimators import ESTIMATORS, FACTS, GFWSVD
+from facts.estimators import FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune
 from facts.moments import collect_moments
@@ -27,7 +27,7 @@ from facts.parts.layers import select_layers
 from facts.search import CoRSFisher
 from facts.utils import distributed
 from facts.utils.cache import Cache
-from tests.by_sample import assert_same_factors
+from tests.by_sample import EVERY, assert_same_factors
 from tests.finetuning.setting import Given, make_student
 from tests.networks import image_batches, make_model, numbered, relative_error
 
@@ -35,10 +35,12 @@ pytestmark = pytest.mark.system
 
 # Groups that end within batches, and batches that do not divide evenly among two processes.
 SIZES = [3, 3, 1, 2, 3]
+ROOT = Path(CONF).parent
+EXACT = 1e-12  # float64 sums in another order
 SAMPLED = SampledLabels(summed_cross_entropy)
 ACCUMULATE = (1, 3)
 SEVERAL = {
-    **{name: estimator() for name, estimator in ESTIMATORS.items()},
+    **EVERY,
     "gfwsvd in groups": GFWSVD(group_size=2),
     "facts, three iterations": FACTS(num_iterations=3),
 }
@@ -80,7 +82,6 @@ def finetuned(folder: Path, accumulate: int) -> list[dict]:
 
 
 def recovered(accumulate: int) -> dict:
-    """Weights and course of a network that its original taught."""
     result = facts.compress(make_model(), estimator="pela", ratio=0.6, form="plain")  # pivots may differ by rounding
     options = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 2, "accumulate": accumulate}
     again = facts.recover(result, image_batches([4] * 6), **options)
@@ -134,10 +135,6 @@ def die_during_the_pass(folder: Path) -> None:
 
     model = make_model()
     collect_moments(model, select_layers(model).layers, numbered(image_batches(SIZES), deadly), FACTS().moments)
-
-
-ROOT = Path(CONF).parent
-EXACT = 1e-12  # float64 sums in another order
 
 
 def torchrun(task: str, folder: Path) -> subprocess.CompletedProcess:

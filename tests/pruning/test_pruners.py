@@ -16,6 +16,12 @@ from facts.pruning.methods.nvit import NarrowAttention, importance, widths_of, w
 from tests.networks import image_batches, same_weights
 from tests.refusals import refused, refuses
 
+FEW = NViT(num_steps=2, steps_between=2)
+QUICK = {"disp_llm": DISP(num_steps=3), "isomorphic": Isomorphic(round_to=1), "nvit": FEW}
+# One channel of the embedding, or of all heads, is the least that these methods take from the small network.
+GRANULARITY = {"isomorphic": 0.08, "disp_llm": 0.01, "nvit": 0.08}
+every_method = pytest.mark.parametrize("name", PRUNERS)
+
 
 def make_vit(model="deit_tiny_distilled_patch16_224", **arguments):
     """Two blocks with an embedding of 24, 3 heads of 8 dimensions and 48 hidden units."""
@@ -33,14 +39,6 @@ def make_problem(model=None, ratio=0.6, cost="params", batches=None, **settings)
 @pytest.fixture(autouse=True)
 def hasty_stopwatch(monkeypatch):
     monkeypatch.setattr(nvit, "MIN_SECONDS", 1e-4)
-
-
-FEW = NViT(num_steps=2, steps_between=2)
-QUICK = {"disp_llm": DISP(num_steps=3), "isomorphic": Isomorphic(round_to=1), "nvit": FEW}
-# One channel of the embedding, or of all heads, is the least that these methods take from the small network.
-GRANULARITY = {"isomorphic": 0.08, "disp_llm": 0.01, "nvit": 0.08}
-
-every_method = pytest.mark.parametrize("name", PRUNERS)
 
 
 @every_method

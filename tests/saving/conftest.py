@@ -7,13 +7,11 @@ from tests.saving.setting import compressed, compressed_units, from_recipe
 
 @pytest.fixture(scope="session")
 def result():
-    """A small network by recipe, compressed."""
     return compressed(*from_recipe())
 
 
 @pytest.fixture
 def saved(result, tmp_path):
-    """The network, and the folder it was saved in."""
     facts.save_compressed(result, tmp_path / "small")
     return result, tmp_path / "small"
 
@@ -26,7 +24,6 @@ def units():
 
 @pytest.fixture(scope="session")
 def originals(units, tmp_path_factory):
-    """Folders of saved networks, to be copied."""
     classifier = compressed(make_image_classifier(), (3, 32, 32))
     place, saved = tmp_path_factory.mktemp("originals"), {"classifier": classifier, "units": units}
     for name, result in (saved | {"vit": compressed(*from_recipe(depth=1))}).items():

@@ -18,7 +18,6 @@ def of_folder(attack):
 
 @of_folder
 def edited(folder, change, name=MANIFEST):
-    """Change the content of the manifest, or of another file."""
     content = json.loads((folder / name).read_text())
     content.pop("checksum", None)  # which would refuse every change
     change(content)

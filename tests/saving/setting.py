@@ -9,6 +9,7 @@ from facts.models import TimmModel
 from tests.networks import image_batches
 
 TINY = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2, "num_classes": 5}
+UNIT_BATCHES = image_batches([16] * 4, num_classes=10, shape=(3, 32, 32), dtype=torch.float32)
 
 
 def from_recipe(**arguments):
@@ -38,9 +39,6 @@ def compressed(model, shape, layers=None, **options):
 def reloaded(result, folder, **options):
     facts.save_compressed(result, folder)
     return facts.load_compressed(folder, **options)
-
-
-UNIT_BATCHES = image_batches([16] * 4, num_classes=10, shape=(3, 32, 32), dtype=torch.float32)
 
 
 def compressed_units(search, parts="units"):

@@ -28,7 +28,6 @@ CASES = {
     "plain": (lambda: with_images(*from_recipe()), {}, {"form": "plain", "search": "cors"}),
     "1x1 convolutions": (lambda: with_images(*mini_mambavision(), 10), {"layers": "all"}, {"estimator": "svd_llm"}),
 }
-
 COSTS = ("before", "after", "full_flops", "sizes", "bounds", "spent", "budget", "input_shape")
 
 
@@ -42,8 +41,7 @@ def test_cuts_are_the_compressions(case, tmp_path):
     assert not any(dense.plan.values()) and dense.summary.after == dense.summary.before
     for budget in ({"flops": 0.9 * prepared.cost.flops}, {"params": 0.85 * prepared.cost.params}, {"ratio": 0.7}):
         found = facts.load_compressed(tmp_path / "elastic", **budget)
-        ratio = budget.pop("ratio", None)
-        expected = facts.compress(prepared, ratio=ratio, budget=facts.Budget(**budget), **method)
+        expected = facts.compress(prepared, ratio=budget.pop("ratio", None), budget=facts.Budget(**budget), **method)
         assert found.plan == expected.plan and any(found.plan.values())
         assert same_weights(found.model, expected.model)
         for name in (*COSTS, "form", "widths", "tokens", "predicted"):

@@ -27,19 +27,26 @@ pytestmark = pytest.mark.system
 # Every kind of block once, for time.
 SHORT = {"swin_b": {"depths": [2], "num_heads": [2]}, "convnext_b": {"depths": [1, 1, 1, 1]}}
 SHORT |= {"mambavision_b": {"depths": [0, 0, 2, 0], "windows": [2, 2]}}
+EXAMPLE, UNIT_IMAGES = torch.full((1, 24), 0.12345), UNIT_BATCHES[0][0]
+EXPORTS = {"onnx": facts.export_onnx, "pt2": facts.export_program}
+CPU, QUICK = torch.device("cpu"), TimingPolicy(num_warmups=1, num_turns=2, min_seconds=0)
+IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+NOISY, PAIR = Net(lambda net, x: x + torch.randn_like(x)), Net(lambda net, x: (x + 1, x + 2))
+BRANCHING = Net(lambda net, x: x if x.sum() > 0 else -x)
+# Imported by a skip, NNCF would write an identifier of this machine into the home folder.
+by_openvino = pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
+INT8 = [  # what is larger than the bounds on size and error would be no int8
+    (facts.export_onnx, "onnx", "onnx.data", 0.35, 0.01),
+    pytest.param(facts.export_openvino, "xml", "bin", 0.5, 0.05, marks=by_openvino),
+]
 
 
 def run(path, batch):
-    """What an exported file computes."""
     if path.suffix != ".onnx":
         return (openvino_call(path) if path.suffix == ".xml" else torch.export.load(path).module())(batch)
     import onnxruntime  # here, for it takes a second
 
     return torch.from_numpy(onnxruntime.InferenceSession(path).run(["output"], {"input": batch.numpy()})[0])
-
-
-EXAMPLE, UNIT_IMAGES = torch.full((1, 24), 0.12345), UNIT_BATCHES[0][0]
-EXPORTS = {"onnx": facts.export_onnx, "pt2": facts.export_program}
 
 
 def assert_exported(network, example, folder, model):
@@ -129,10 +136,6 @@ def test_scattered_pivots_take_any_batch_size(tmp_path):
     facts.export_onnx(model, torch.randn(2, 5, 12), tmp_path / "model.onnx")  # compares its outputs
 
 
-NOISY, PAIR = Net(lambda net, x: x + torch.randn_like(x)), Net(lambda net, x: (x + 1, x + 2))
-BRANCHING = Net(lambda net, x: x if x.sum() > 0 else -x)
-
-
 @pytest.mark.parametrize("kind", EXPORTS)
 @pytest.mark.parametrize(
     "end", [lambda x: x.masked_fill(torch.arange(12) == 1, -torch.inf), lambda x: x > 0, lambda x: x[:, :0]]
@@ -192,16 +195,6 @@ def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
         facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx")
 
 
-# Imported by a skip, NNCF would write an identifier of this machine into the home folder.
-by_openvino = pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
-
-
-INT8 = [  # what is larger than the bounds on size and error would be no int8
-    (facts.export_onnx, "onnx", "onnx.data", 0.35, 0.01),
-    pytest.param(facts.export_openvino, "xml", "bin", 0.5, 0.05, marks=by_openvino),
-]
-
-
 @pytest.mark.parametrize(("export", "kind", "beside", "size", "far"), INT8)
 def test_float32_is_exact_and_int8_smaller_and_near(export, kind, beside, size, far, tmp_path, monkeypatch):
     """Large weights lie beside the graph."""
@@ -228,10 +221,6 @@ def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"OpenVINO export needs nncf: pip install -e '.\[openvino\]'"):
         facts.export_openvino(model, example, out, int8=[example])
     assert not list(tmp_path.iterdir())
-
-
-CPU, QUICK = torch.device("cpu"), TimingPolicy(num_warmups=1, num_turns=2, min_seconds=0)
-IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 def test_each_runtime_computes_the_network(tmp_path, monkeypatch):

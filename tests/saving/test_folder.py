@@ -40,6 +40,11 @@ from tests.saving.edits import tensor
 from tests.saving.setting import assert_same, compressed, from_recipe, from_timm, mini_mambavision, reloaded, swin
 
 REFUSED = "names no architecture that can be built from JSON; pass the dense network"
+NAME, ADDRESS = "somebody/small-vit", "https://hub.example"
+METRICS = {"top1": {"original": 97.25, "compressed": 95.5}, "seen": {"compressed": 0.0}}
+IMAGES = torch.randn(2, 3, 32, 32)
+FOLDERS = Path(__file__).with_name("folders")
+EXPECTED = json.loads((FOLDERS / "expected.json").read_text())
 
 
 def of_timm(tag, shape, **options):
@@ -65,8 +70,7 @@ def test_networks_that_can_be_rebuilt(name, tmp_path):
     result = compressed(model.bfloat16() if name == "a name of timm" else model, shape, **options)
     assert_same(loaded := reloaded(result, tmp_path / "first"), result, shape)
     assert (repr(loaded.model) == repr(result.model)) == (not name.startswith("dropout"))
-    theirs = dict(loaded.model.named_buffers())
-    assert all(theirs[name].equal(buffer) for name, buffer in result.model.named_buffers())
+    assert all(dict(loaded.model.named_buffers())[name].equal(buffer) for name, buffer in result.model.named_buffers())
     facts.save_compressed(loaded, tmp_path / "second")
     assert (tmp_path / "second" / WEIGHTS).read_bytes() == (tmp_path / "first" / WEIGHTS).read_bytes()
     with torch.device("meta"):  # the caller's default
@@ -177,8 +181,6 @@ def test_a_layer_under_two_names(tmp_path):
 
 
 class Stateful(nn.Sequential):
-    """A layer, a buffer and a state of any kind."""
-
     def __init__(self, table, state=None, persistent=True):
         super().__init__(nn.Linear(16, 16))
         self.register_buffer("table", table, persistent)
@@ -299,9 +301,6 @@ def test_the_manifest_says_whether_weights_are_the_published_ones(tmp_path, monk
     assert base_model.get("sha256") == (sha256(published) if read else None)
 
 
-METRICS = {"top1": {"original": 97.25, "compressed": 95.5}, "seen": {"compressed": 0.0}}
-
-
 def card_of(result, folder, metrics=None):
     facts.save_compressed(result, folder, metrics)
     _, head, body = (folder / CARD).read_text().split("---\n", 2)
@@ -354,9 +353,6 @@ def test_an_edited_card_is_kept_and_others_are_renewed(result, tmp_path):
     assert (tmp_path / CARD).read_bytes() == mine
 
 
-IMAGES = torch.randn(2, 3, 32, 32)
-
-
 def test_a_classifier_of_transformers_comes_back_from_its_folder_alone(tmp_path):
     transformers = pytest.importorskip("transformers")
     model = make_image_classifier("swin", attention_probs_dropout_prob=0.25)
@@ -377,10 +373,6 @@ def test_classes_have_any_names_and_number(tmp_path):
     assert config.id2label == names and config.label2id["and/or"] == 0
 
 
-FOLDERS = Path(__file__).with_name("folders")
-EXPECTED = json.loads((FOLDERS / "expected.json").read_text())
-
-
 def dense():
     size = {"depth": 1, "embed_dim": 16, "num_heads": 2, "img_size": 16, "patch_size": 4, "mlp_ratio": 2.0}
     return timm.create_model("vit_tiny_patch16_224", **size, num_classes=6)
@@ -398,9 +390,6 @@ def test_a_folder_loads_as_the_network_that_was_saved(name):
     x = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
     outputs, expected = whole_image(run(loaded.model, x)), torch.tensor(EXPECTED[name])
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
-
-
-NAME, ADDRESS = "somebody/small-vit", "https://hub.example"
 
 
 class FakeHub:
@@ -427,8 +416,7 @@ class FakeHub:
         shutil.copytree(folder_path, branch, dirs_exist_ok=True)
 
     def snapshot_download(self, name, *, revision, token, allow_patterns, local_files_only):
-        branch = revision or "main"
-        source, target = (place / name / branch for place in (self.folder, self.cache))
+        source, target = (place / name / (revision or "main") for place in (self.folder, self.cache))
         if local_files_only and not target.exists():
             raise LocalEntryNotFoundError("no snapshot")
         if not local_files_only:

@@ -33,17 +33,13 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, **fields):
 
 def plain_problem(model, decompositions=None, bounds=None, **fields):
     """All linear layers of a network without data, decomposed by weight alone."""
-    calibration = uncalibrated(model)
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    parts = {name: replace(part_at(model, name, "layers"), rows=1) for name in names}
+    calibration = PreparedModel(model, model, parts).in_form(FORMS["plain"]())
     if decompositions is None:
         moments = dict.fromkeys(calibration.linears, LayerMoments({}))
         decompositions = decompose_layers(calibration.linears, calibration.parts, PELA(), moments)
     return AllocationProblem(calibration, PELA(), decompositions, bounds or {"params": 0.5}, **fields)
-
-
-def uncalibrated(model):
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    parts = {name: replace(part_at(model, name, "layers"), rows=1) for name in names}
-    return PreparedModel(model, model, parts).in_form(FORMS["plain"]())
 
 
 def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:

@@ -1,5 +1,3 @@
-"""The integer program, by trying everything."""
-
 import math
 import random
 import re
@@ -80,7 +78,6 @@ class TestAgainstExhaustiveSearch:
             ),
             ({"a": [(1, 1.5), (3, 1.5)], "b": [(2, 1.5)]}, 4, {"a": 0, "b": 0}),  # all errors equal
         ],
-        ids=["preprocessing", "presolve", "a unit", "cancelling", "equal"],
     )
     def test_hard_cases(self, profiles, budget, choices):
         assert allocate(profiles, budget).choices == choices
@@ -91,10 +88,9 @@ def test_at_a_time_limit_the_best_so_far_comes_with_a_bound():
     rng = random.Random(0)
     choices = [[((rng.randint(0, 10**6),), 0.5 + rng.random()) for _ in range(100)] for _ in range(200)]
     profiles = {str(layer): profile for layer, profile in enumerate(choices)}
-    optimum = allocate(profiles, 3 * 10**6)
     allocation = allocate(profiles, 3 * 10**6, time_limit=1e-3)
     assert allocation.status == "time limit" and allocation.cost[0] <= 3 * 10**6
-    assert allocation.bound <= optimum.error <= allocation.error
+    assert allocation.bound <= allocate(profiles, 3 * 10**6).error <= allocation.error
     assert allocation.gap == (allocation.error - allocation.bound) / allocation.error
     assert 0 < allocation.gap < 0.01
     # Two bounds that only allocations of exactly one cost meet together, which no rounding finds.

@@ -57,8 +57,7 @@ class TestWindows:
         Through (0, 0), (1, 0), (2, 2), (3, 1) run x (x - 1) and, from 1 on, 2 (x - 1) - 1.5 (x - 1) (x - 2). At 1.5 the
         first is nearer to the line (0.25 off against 0.375), but it is off by as much again at its other query.
         """
-        values = interpolate_profile([0, 1, 2, 3], [0, 0, 2, 1], [0.5, 1.5])
-        assert values.tolist() == pytest.approx([-0.25, 1.375])
+        assert interpolate_profile([0, 1, 2, 3], [0, 0, 2, 1], [0.5, 1.5]).tolist() == pytest.approx([-0.25, 1.375])
 
     def test_no_overshoot(self):
         """The purpose of windows: one cubic through all nine points of `qkv` falls below zero."""

@@ -57,7 +57,7 @@ def test_labels_are_drawn_from_the_network():
     assert any(not profiles[name].equal(other[name]) for name in problem.layers)
 
 
-def test_kronecker_profile_is_half_the_discarded_energy_in_the_shrunk_metric():
+def test_kronecker_profile_is_half_the_discarded_energy_in_the_shrunk_metric_and_needs_both_sides():
     problem = make_problem()
     moments = problem.prepared.moments(FACTS().moments)
     for name, layer in problem.layers.items():
@@ -66,12 +66,8 @@ def test_kronecker_profile_is_half_the_discarded_energy_in_the_shrunk_metric():
         profile = kronecker_profile(problem, name)
         for rank in (1, 3):
             change = layer.weight.detach() - truncated(problem, name, rank)
-            expected = 0.5 * torch.trace(change.T @ B @ change @ A).item()
-            assert profile[rank].item() == pytest.approx(expected, rel=1e-9)
+            assert profile[rank].item() == pytest.approx(0.5 * torch.trace(change.T @ B @ change @ A).item(), rel=1e-9)
         assert profile[-1] == 0
-
-
-def test_kronecker_needs_both_sides():
     refuses("this estimator has none", CoRSFisher(profile="kronecker").allocate, make_problem("svd_llm"))
 
 

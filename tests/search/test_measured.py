@@ -18,6 +18,8 @@ from tests.networks import Runs, image_batches, make_convnext, make_model, make_
 from tests.search.problems import every_rank, make_problem
 from tests.toys import Net, linears
 
+comparisons = []
+
 
 def kl(original, changed):
     """Σ p (log p - log q), mean over samples, by the definition."""
@@ -47,8 +49,7 @@ def test_errors_are_those_of_whole_passes(sizes):
 
 def test_features_are_what_the_last_linear_layer_sees():
     problem = make_problem()
-    profile = Sensitivity(problem, of="features").profile({"grid": [2], "vector": [1, 3]})
-    for name, errors in profile.items():
+    for name, errors in Sensitivity(problem, of="features").profile({"grid": [2], "vector": [1, 3]}).items():
         for rank, error in errors.items():
             original, changed = plain(problem, name, rank, lambda model, images: seen_by(model.head, model, images))
             expected = ((changed - original).square().sum(1) / original.square().sum(1)).mean().item()
@@ -64,9 +65,6 @@ def test_losses_are_those_on_the_given_labels():
     drawn = replace(problem, prepared=replace(problem.prepared, loss=SampledLabels(summed_cross_entropy)))
     with pytest.raises(ValueError, match="no labels to measure the loss on"):
         ASVDSearch(of="loss").allocate(drawn)
-
-
-comparisons = []
 
 
 def noted_divergence(original, changed):
@@ -89,14 +87,11 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     assert comparisons == [4, 3] and more["grid"][1] == profile["grid"][1]  # two batches, one new rank
 
 
-@pytest.mark.parametrize(
-    "fields", [{"sensitivity": image_batches([4, 3], seed=9)}, {"output_error": squared_error}], ids=["data", "error"]
-)
+@pytest.mark.parametrize("fields", [{"sensitivity": image_batches([4, 3], seed=9)}, {"output_error": squared_error}])
 def test_other_data_and_another_error_are_measured_for_themselves(tmp_path, fields):
     ranks = {"grid": [1]}
     first = Sensitivity(make_problem(cache=tmp_path)).profile(ranks)
-    other = Sensitivity(make_problem(cache=tmp_path, **fields)).profile(ranks)
-    assert first["grid"][1] != other["grid"][1]
+    assert first["grid"][1] != Sensitivity(make_problem(cache=tmp_path, **fields)).profile(ranks)["grid"][1]
     assert Sensitivity(make_problem(cache=tmp_path)).profile(ranks) == first
 
 

@@ -1,5 +1,3 @@
-"""Plans of tokens refined by measuring: within the budget and never worse on the samples."""
-
 from dataclasses import replace
 
 import pytest
@@ -25,23 +23,19 @@ def samples():
 
 
 def test_it_is_within_the_budget_and_never_worse(problem, samples):
-    chain = list(problem.parts.values())
     plan = problem.at_common_ratio(TokenProgram(problem, {}).constant)
     before = summed_error(problem, plan, samples, torch.inf)
-    found = refined(problem, chain, plan, samples, 6)
-    assert found != plan and problem.fits(found)
-    assert summed_error(problem, found, samples, torch.inf) < before
+    found = refined(problem, list(problem.parts.values()), plan, samples, 6)
+    assert found != plan and problem.fits(found) and summed_error(problem, found, samples, torch.inf) < before
 
 
 def test_kept_outputs_do_not_change_what_is_measured(problem, samples):
     chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (15, 15, 8, 6), strict=True))
     variants = [counts, counts | {"blocks.2.tokens": 9}, counts | {"blocks.3.tokens": 3}, dict.fromkeys(counts, 9)]
-    network = problem.prepared.apply(counts, problem.decompositions)
     for batch, originals in samples:
         originals.append(problem.model(batch[0]))
-    found = _measured(problem, network, chain, variants, samples)
-    expected = [summed_error(problem, each, samples, torch.inf) for each in variants]
-    assert found == pytest.approx(expected, rel=1e-6)
+    found = _measured(problem, problem.prepared.apply(counts, problem.decompositions), chain, variants, samples)
+    assert found == pytest.approx([summed_error(problem, each, samples, torch.inf) for each in variants], rel=1e-6)
 
 
 def test_blocks_that_merge_nothing_follow_a_change(problem):

@@ -29,7 +29,8 @@ EVERY = {
     "flora": FLORASearch(num_epochs=2, population=10, num_generations=4),
     "lems": LEMSSearch(rank_multiple=1),
 }
-
+PLAIN, PIVOTED = FORMS["plain"](), FORMS["pivoted"]()
+sizes = st.integers(1, 5000)
 every_search = pytest.mark.parametrize("name", EVERY)
 
 
@@ -69,7 +70,6 @@ def test_the_budget_is_kept_and_is_what_the_network_costs(name):
 @every_search
 def test_a_layer_that_no_rank_makes_smaller_in_half_precision(name):
     """One input: even a single component costs more than the layer."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 24)).bfloat16()
     batches = [(torch.randn(16, 1).bfloat16(), torch.randint(24, (16,)))]
     result = facts.compress(model, batches, search=EVERY[name], ratio=0.7, layers=["0", "2"])
@@ -139,8 +139,7 @@ def test_memvit_cuts_less_and_less(least_ratio, plan):
     The second layer loses nothing down to rank 1; where its least rank stops it, the first goes on.
     """
     energies = {"0.fc": torch.arange(20, 0, -1).square(), "1.fc": torch.tensor([1e6] + [0.0] * 19)}
-    search = MemViTSearch(decay=1 / math.log(2), least_ratio=least_ratio)
-    assert search.allocate(with_energies(energies)).plan == plan
+    assert MemViTSearch(decay=1 / math.log(2), least_ratio=least_ratio).allocate(with_energies(energies)).plan == plan
 
 
 @pytest.mark.parametrize(("squared", "plan"), [(False, {"0.fc": 2, "1.fc": 8}), (True, {"0.fc": 1, "1.fc": 9})])
@@ -173,10 +172,6 @@ def test_uniform_keeps_the_tightest_ratio_as_it_is_written():
     assert plain_problem(nn.Sequential(nn.Linear(10, 1, bias=False)), bounds={"params": 0.7}).budget == (7,)
 
 
-PLAIN, PIVOTED = FORMS["plain"](), FORMS["pivoted"]()
-sizes = st.integers(1, 5000)
-
-
 @pytest.mark.parametrize(
     ("d_out", "d_in", "ratio", "expected"),
     [
@@ -194,8 +189,7 @@ def test_rank_of_ratio(d_out, d_in, ratio, expected):
 @given(d_out=sizes, d_in=sizes)
 def test_full_rank_is_the_largest_that_costs_no_more_than_dense(d_out, d_in):
     rank = PLAIN.full_rank(d_out, d_in)
-    assert rank * (d_out + d_in) <= d_out * d_in < (rank + 1) * (d_out + d_in)
-    assert rank <= min(d_out, d_in)
+    assert rank * (d_out + d_in) <= d_out * d_in < (rank + 1) * (d_out + d_in) and rank <= min(d_out, d_in)
 
 
 @given(d_out=sizes, d_in=sizes, percent=st.integers(1, 100))

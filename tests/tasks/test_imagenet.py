@@ -16,6 +16,7 @@ from facts.tasks import ImageNet
 from facts.tasks.classification.files import find_imagenet, synsets
 from tests.refusals import refuses
 
+FIRST = "n01440764"
 TRAIN_NUMBERS = (9, 120, 20)  # as text they are in another order than as numbers
 
 
@@ -35,8 +36,7 @@ def write_shard(path: Path, rows: list[dict]) -> None:
     from datasets import ClassLabel, Dataset, Features, Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    features = Features(image=Image(), label=ClassLabel(names=list(synsets())))
-    Dataset.from_list(rows, features=features).to_parquet(path)
+    Dataset.from_list(rows, features=Features(image=Image(), label=ClassLabel(names=list(synsets())))).to_parquet(path)
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +67,6 @@ def dataset_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
 
 
-@pytest.fixture
-def parquet(files, dataset_cache, tmp_path):
-    """The same pictures in Hugging Face's Parquet files: two shards a split, in random order."""
-    for split, images in (("train", files["train"]), ("validation", files["val"])):
-        names = np.random.default_rng(2).permutation(list(images)).tolist()
-        for shard in range(2):
-            rows = [parquet_row(name, images[name]) for name in names[shard::2]]
-            write_shard(tmp_path / "parquet" / "data" / f"{split}-{shard:05}-of-00002.parquet", rows)
-    return tmp_path / "parquet"
-
-
 @pytest.fixture(scope="module")
 def network():
     overlay = {"input_size": (3, 32, 32), "crop_pct": 1.0, "interpolation": "bilinear", "mean": (0.4, 0.5, 0.6)}
@@ -88,9 +77,6 @@ def network():
 def task(root, **fields) -> ImageNet:
     sizes = {"num_calibration": 24, "num_sensitivity": 10, "batch_size": 8, "num_workers": 0}
     return ImageNet(root=root, **sizes | fields)
-
-
-FIRST = "n01440764"
 
 
 def seen(batches) -> list[bytes]:
@@ -176,8 +162,14 @@ class TestTraining:
 
 
 class TestLayouts:
-    def test_parquet_files_hold_the_same_images_and_labels(self, root, parquet, network):
-        folders, shards = task(root), task(parquet)
+    def test_parquet_files_hold_the_same_images_and_labels(self, files, root, dataset_cache, tmp_path, network):
+        """Those of Hugging Face: two shards a split, in random order."""
+        for split, images in (("train", files["train"]), ("validation", files["val"])):
+            names = np.random.default_rng(2).permutation(list(images)).tolist()
+            for shard in range(2):
+                rows = [parquet_row(name, images[name]) for name in names[shard::2]]
+                write_shard(tmp_path / "data" / f"{split}-{shard:05}-of-00002.parquet", rows)
+        folders, shards = task(root), task(tmp_path)
         assert "1,000 classes" in shards.inspect() and folders.chosen_images() == shards.chosen_images()
         for name in ("calibration", "sensitivity", "evaluation"):
             ours, theirs = (list(getattr(each, name)(network)[:3]) for each in (folders, shards))

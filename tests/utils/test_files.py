@@ -20,6 +20,7 @@ from facts.utils.cache import PACKAGE, code_of, content_key, file_name, shared_c
 from facts.utils.files import HeldElsewhere, locked, replacing, writable_folder
 from tests.networks import UNIFORM, EveryShape, Runs, compress_on_all, image_batches, same_weights
 
+pytestmark = pytest.mark.usefixtures("no_comparison")
 HOLDER = """
 import fcntl, sys, time
 file = open(sys.argv[1], "w")
@@ -111,9 +112,6 @@ class Other(EveryShape):
         return super().forward(self.scale * images)
 
 
-pytestmark = pytest.mark.usefixtures("no_comparison")
-
-
 def passes(model, batches, cache=None, **options):
     """The result of `compress`, and the number of batches that went through the model."""
     runs = Runs(model)
@@ -196,8 +194,7 @@ def test_damaged_tensors_are_computed_again(model, batches, tmp_path, caplog, da
     ],
 )
 def test_different_content_has_different_keys(left, right):
-    assert content_key(left) != content_key(right)
-    assert content_key(left) == content_key(copy.deepcopy(left))
+    assert content_key(left) != content_key(right) and content_key(left) == content_key(copy.deepcopy(left))
 
 
 def test_comments_and_docstrings_do_not_count_but_statements_do(tmp_path):

@@ -1,5 +1,3 @@
-"""Standard errors equal their closed forms, and each other."""
-
 import pytest
 import torch
 

@@ -12,6 +12,17 @@ import pytest
 from facts.utils import distributed, progress
 from facts.utils.progress import READING, progress_of, reporting_to, stage, stopwatch, timed, waiting
 
+PROGRAM = """
+import sys
+from facts.utils.streams import make_output_lasting
+make_output_lasting()
+for _ in range(3000):
+    print("81 % ± 2, été", flush=True)
+print("done", file=sys.stderr)
+open(sys.argv[1], "w").write("saved")
+"""
+OUTPUTS = {"ASCII": "", "a closed pipe": "| head -c 1", "none": ">&- 2>&-", "a full disk": "> /dev/full 2>&1"}
+
 
 def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(capsys, caplog, monkeypatch):
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
@@ -97,18 +108,6 @@ def test_a_stage_is_reported_when_it_ends_and_only_within_the_block():
     with timed(seconds, "evaluation"):
         pass
     assert heard == [("finetuning", {"epoch": 1, "loss": 0.5})]
-
-
-PROGRAM = """
-import sys
-from facts.utils.streams import make_output_lasting
-make_output_lasting()
-for _ in range(3000):
-    print("81 % ± 2, été", flush=True)
-print("done", file=sys.stderr)
-open(sys.argv[1], "w").write("saved")
-"""
-OUTPUTS = {"ASCII": "", "a closed pipe": "| head -c 1", "none": ">&- 2>&-", "a full disk": "> /dev/full 2>&1"}
 
 
 @pytest.mark.parametrize("where", OUTPUTS)
