@@ -85,6 +85,18 @@ def _pass(means: Tensor, inverse: Tensor, leaving: int, fixed: tuple[int, ...], 
     return nearest.scatter(1, stay, order[: stay.shape[1]].expand_as(stay)), stay
 
 
+def in_order(sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
+    """Keep the first of the free tokens and put all others into the last of these; the fixed tokens end up last."""
+    free = [place for place in range(sizes.shape[1]) if place not in {*fixed}]
+    stay = number - len(fixed)
+    into = {place: min(rank, stay - 1) for rank, place in enumerate(free)}
+    into |= {place: stay + rank for rank, place in enumerate(fixed)}
+    kept = constant(torch.tensor, (*free[:stay], *fixed), sizes.device)
+    places = constant(torch.tensor, tuple(into[place] for place in range(sizes.shape[1])), sizes.device)
+    members = (places == constant(torch.arange, number, sizes.device)[:, None]) * sizes[:, None]
+    return Choice(places.expand(len(sizes), -1), kept.expand(len(sizes), -1), members)
+
+
 def as_published(keys: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
     """Merge tokens until `number` remain, as Token Merging does (Bolya et al., ICLR 2023), half of them in each pass.
 

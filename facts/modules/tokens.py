@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.merging import Choice, as_published, by_ward, constant, schedule
+from facts.modules.merging import Choice, as_published, by_ward, constant, in_order, schedule
 from facts.modules.networks import without_autocast
 
 log = logging.getLogger(__name__)
@@ -103,8 +103,9 @@ class Merge(nn.Module):
     """Choose tokens to merge until `kept` remain of the `original` ones; other image sizes keep the same share.
 
     Those at the places `fixed`, from the end if negative, are never merged. Without `directions`, a block goes on with
-    what an earlier one has merged. With 0 of them, tokens are merged by the cosine of their keys, as published. Queries
-    and keys are known only `inside` the block, where its entry sees the tokens.
+    what an earlier one has merged. With 0 of them, tokens are merged by the cosine of their keys, as published. If all
+    are zero, nothing reads these tokens later, as in front of a classifier of the class token: they are not compared.
+    Queries and keys are known only `inside` the block, where its entry sees the tokens.
     """
 
     def __init__(
@@ -118,9 +119,19 @@ class Merge(nn.Module):
         super().__init__()
         self.kept, self.original, self.fixed, self.inside = kept, original, fixed, inside
         self.register_buffer("directions", directions)
+        self.is_read = True
+        self._note_if_read()
         self.is_first = self.is_last = True
         self.state = MergeState()
         self.calls: dict[int, BlockCall] = {}  # by thread
+
+    def _note_if_read(self) -> None:
+        if self.directions is not None and len(self.directions) and not self.directions.is_meta:
+            self.is_read = bool(self.directions.any())
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._note_if_read()
 
     def forward(self, x: Tensor, clusters: Clusters | None, call: "BlockCall") -> tuple[Tensor, Clusters | None]:
         """Merge tokens `[N, n, D]`; nothing is computed if none have to go."""
@@ -147,6 +158,8 @@ class Merge(nn.Module):
         self, x: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...], call: "BlockCall"
     ) -> tuple[Choice, Tensor]:
         """Choose which tokens merge, and return how many originals weigh as much as one `[N, n]`."""
+        if not self.is_read:
+            return in_order(sizes, number, fixed), torch.ones_like(sizes)
         if not len(self.directions):
             if call.key is None:
                 raise ValueError(

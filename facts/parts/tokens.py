@@ -171,7 +171,7 @@ class Merging(Part):
     def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
         block, like = model.get_submodule(self.owner), next(model.parameters())
         if weights is None:
-            directions = torch.zeros(self.num_directions, self.size, device=like.device)
+            directions = torch.ones(self.num_directions, self.size, device=like.device)  # until they are loaded
         else:
             directions = weights[self.name].right.to(like.device, torch.float32).contiguous()
         merge = Merge(rank, self.tokens, self.places, directions, bool(self.entry))
