@@ -138,5 +138,18 @@ def test_a_merge_is_a_few_dozen_kernels(kept, most):
     part.put(merged, kept)
     behind = 3  # places are taken and restored, and the bias is expanded
     assert kernels_of(merged, x) - dense - behind <= most
+    block = merged.blocks[1]
+    block.tokens.load_state_dict({"directions": torch.zeros(48, 192)})  # nothing reads these tokens
+    assert kernels_of(merged, x) - dense - behind <= 10
     part.put(merged, 197)
     assert kernels_of(merged, x) == dense  # blocks that merge nothing compute nothing
+
+
+def test_tokens_that_nothing_reads_are_not_compared():
+    """Behind the last attention, a classifier reads the class token alone."""
+    network = facts.compress(vit(), batches(), parts="tokens", search="uniform", ratio=0.6).model
+    merges = [block.tokens for block in network.blocks]
+    assert [merge.is_read for merge in merges] == [True, True, False]
+    outputs = network(inputs())
+    merges[-1].is_read = True
+    assert torch.allclose(outputs, network(inputs()), rtol=0, atol=1e-10)
