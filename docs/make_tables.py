@@ -7,7 +7,7 @@ tells results, decimals stand only in these tables; `tests/docs/test_claims.py` 
 import json
 import re
 from collections.abc import Callable, Collection, Iterable
-from functools import cache
+from functools import cache, partial
 from io import StringIO
 from math import sqrt
 from pathlib import Path
@@ -103,8 +103,8 @@ def _earlier_searches() -> pd.DataFrame:
     return lines.melt(["row", "column"], ["top1", "search_minutes"], "metric", "ours")
 
 
-def _earlier_int8() -> pd.DataFrame:
-    lines = read("results/photos/earlier/int8.csv").rename(columns={"format": "row"})
+def _earlier_int8(file: str) -> pd.DataFrame:
+    lines = read(f"results/photos/earlier/{file}.csv").query("network == 'deit_tiny'").rename(columns={"format": "row"})
     widths = lines.ratio.map(lambda ratio: ", dense" if ratio == 1 else f", units at {100 * ratio:.0f} %")
     names = {"top1": "exported_top1", "MB": "megabytes", "speed-up": "speedup"}
     lines = lines.assign(column="DeiT-Tiny" + widths).rename(columns=names)
@@ -121,7 +121,8 @@ EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
     "beyond": _earlier_beyond,
     "cross_moments": _earlier_moments,
     "fisher_estimators": _earlier_fisher,
-    "int8": _earlier_int8,
+    "int8_with_vnni": partial(_earlier_int8, "int8"),
+    "int8_without_vnni": partial(_earlier_int8, "int8_without_vnni"),
     "search_methods": _earlier_searches,
 }
 
@@ -230,12 +231,15 @@ def baselines() -> Rows:
 
 
 def int8() -> Rows:
-    yield "DeiT-Tiny in OpenVINO", "top-1", "speed-up", "file [MB]"
-    for row in ("float32", "int8"):
-        for title in ("dense", "units at 80 %", "units at 70 %"):
-            place = ("photos/int8", row, f"DeiT-Tiny, {title}")
-            top1, speedup, size = (at(*place, metric) for metric in ("exported_top1", "speedup", "megabytes"))
-            yield f"{row}, {title}", f"{top1:.1f}", f"{speedup:.1f}", f"{size:.0f}"
+    yield "top-1", "float32", "OpenVINO", "agreement", "ONNX Runtime", "agreement", "MB", "in int8"
+    rows = "float32", "int8", "int8, ONNX Runtime"
+    for column in dict.fromkeys(table("photos/int8").column):
+        top1, agreement, size = (
+            [at("photos/int8", row, column, metric) for row in rows]
+            for metric in ("exported_top1", "agreement", "megabytes")
+        )
+        values = top1[0], top1[1], agreement[1], top1[2], agreement[2]
+        yield column, *(f"{value:.1f}" for value in values), *(f"{value:.0f}" for value in size[:2])
 
 
 # Small networks, next to the paper.
