@@ -85,6 +85,11 @@ def _pass(means: Tensor, inverse: Tensor, leaving: int, fixed: tuple[int, ...], 
     return nearest.scatter(1, stay, order[: stay.shape[1]].expand_as(stay)), stay
 
 
+def is_read(directions: Tensor | None) -> bool:
+    """Whether anything reads the tokens that are compared along these directions: if nothing does, all are zero."""
+    return directions is None or directions.is_meta or not len(directions) or bool(directions.any())
+
+
 def in_order(sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
     """Keep the first of the free tokens and put all others into the last of these; the fixed tokens end up last."""
     free = [place for place in range(sizes.shape[1]) if place not in {*fixed}]

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.merging import Choice, as_published, by_ward, constant, in_order, schedule
+from facts.modules.merging import Choice, as_published, by_ward, constant, in_order, is_read, schedule
 from facts.modules.networks import without_autocast
 
 log = logging.getLogger(__name__)
@@ -119,19 +119,14 @@ class Merge(nn.Module):
         super().__init__()
         self.kept, self.original, self.fixed, self.inside = kept, original, fixed, inside
         self.register_buffer("directions", directions)
-        self.is_read = True
-        self._note_if_read()
+        self.is_read = is_read(directions)
         self.is_first = self.is_last = True
         self.state = MergeState()
         self.calls: dict[int, BlockCall] = {}  # by thread
 
-    def _note_if_read(self) -> None:
-        if self.directions is not None and len(self.directions) and not self.directions.is_meta:
-            self.is_read = bool(self.directions.any())
-
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._note_if_read()
+        self.is_read = is_read(self.directions)
 
     def forward(self, x: Tensor, clusters: Clusters | None, call: "BlockCall") -> tuple[Tensor, Clusters | None]:
         """Merge tokens `[N, n, D]`; nothing is computed if none have to go."""
