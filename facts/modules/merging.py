@@ -99,7 +99,7 @@ def in_order(sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
     kept = constant(torch.tensor, (*free[:stay], *fixed), sizes.device)
     places = constant(torch.tensor, tuple(into[place] for place in range(sizes.shape[1])), sizes.device)
     members = (places == constant(torch.arange, number, sizes.device)[:, None]) * sizes[:, None]
-    return Choice(places.expand(len(sizes), -1), kept.expand(len(sizes), -1), members)
+    return Choice(places.expand(sizes.shape[0], -1), kept.expand(sizes.shape[0], -1), members)
 
 
 def as_published(keys: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
