@@ -106,9 +106,7 @@ def _earlier_searches() -> pd.DataFrame:
 def _earlier_int8(file: str) -> pd.DataFrame:
     lines = read(f"results/photos/earlier/{file}.csv").query("network == 'deit_tiny'").rename(columns={"format": "row"})
     widths = lines.ratio.map(lambda ratio: ", dense" if ratio == 1 else f", units at {100 * ratio:.0f} %")
-    names = {"top1": "exported_top1", "MB": "megabytes", "speed-up": "speedup"}
-    lines = lines.assign(column="DeiT-Tiny" + widths).rename(columns=names)
-    return lines.melt(["row", "column"], list(names.values()), "metric", "ours")
+    return lines.assign(column="DeiT-Tiny" + widths, metric="speedup", ours=lines["speed-up"])
 
 
 def _earlier_moments() -> pd.DataFrame:

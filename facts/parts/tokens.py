@@ -170,8 +170,8 @@ class Merging(Part):
 
     def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
         block, like = model.get_submodule(self.owner), next(model.parameters())
-        if weights is None:
-            directions = torch.ones(self.num_directions, self.size, device=like.device)  # until they are loaded
+        if weights is None:  # they are loaded later; along zeros, no tokens would be compared
+            directions = torch.ones(self.num_directions, self.size, device=like.device)
         else:
             directions = weights[self.name].right.to(like.device, torch.float32).contiguous()
         merge = Merge(rank, self.tokens, self.places, directions, bool(self.entry))

@@ -22,6 +22,7 @@ HELPERS = "ahead", "at", "kept_parameters", "lead", "on_all_photos", "table"
 ahead, at, kept, lead, on_all_photos, table = map(maker.get, HELPERS)
 fisher = partial(at, "photos/fisher_estimators")
 encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
+in_int8 = partial(at, "photos/int8")
 minutes = partial(at, "photos/search_methods", "ViT-Tiny, 70 %", "search_minutes")
 
 
@@ -252,23 +253,20 @@ RESULTS: dict[str, Callable[[], bool]] = {
 
 CHOOSING: dict[str, Callable[[], bool]] = {
     "Int8 costs less than narrower units, and saves more": lambda: (
-        at("photos/int8", "int8", "DeiT-Tiny, dense", "exported_top1")
-        > at("photos/int8", "float32", "DeiT-Tiny, units at 80 %", "exported_top1")
+        in_int8("int8", "DeiT-Tiny, dense", "exported_top1")
+        > in_int8("float32", "DeiT-Tiny, units at 80 %", "exported_top1")
         and speed_of("int8") > max(speed_of("float32", ratio) for ratio in (80, 70, 50))
     ),
     "a dense DeiT-Tiny is more than twice as fast in it": lambda: speed_of("int8") > 2,
     "Units add a little speed": lambda: all(1 < gain_of("int8", ratio) < 1.25 for ratio in (80, 70)),
     "in ONNX Runtime next to none": lambda: max(gain_of("int8, ONNX Runtime", ratio) for ratio in (80, 70, 50)) < 1.1,
     "At half of the FLOPs, int8 costs units with tokens at most two points.": lambda: all(
-        at("photos/int8", "float32", f"{network}, {PLACE}", "exported_top1") - 2
-        <= at("photos/int8", row, f"{network}, {PLACE}", "exported_top1")
+        in_int8("float32", f"{network}, {PLACE}", "exported_top1") - 2
+        <= in_int8(row, f"{network}, {PLACE}", "exported_top1")
         for row, network in product(("int8", "int8, ONNX Runtime"), TINY)
     ),
     "In ONNX Runtime, it changes nearly a tenth of the ViT-Tiny's predictions, of the dense network's too.": lambda: (
-        all(
-            8 < 100 - at("photos/int8", "int8, ONNX Runtime", f"ViT-Tiny, {place}", "agreement") < 10
-            for place in (PLACE, "dense")
-        )
+        all(90 < in_int8("int8, ONNX Runtime", f"ViT-Tiny, {each}", "agreement") < 92 for each in (PLACE, "dense"))
     ),
     "at half of the FLOPs, a DeiT-Tiny with units and tokens keeps its accuracy by the nearest photo": lambda: (
         abs(encoder("Dense") - encoder("Units and tokens")) < 2

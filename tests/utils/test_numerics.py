@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -9,29 +10,19 @@ def draws():
     return torch.randn(200, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).exp()
 
 
-def test_the_error_of_a_mean_is_that_of_single_samples(draws):
-    mean, error = mean_and_error(draws, torch.ones_like(draws))
-    assert mean == pytest.approx(draws.mean().item())
-    assert error == pytest.approx(draws.std().item() / len(draws) ** 0.5)
-    assert mean_and_error(draws[:1], torch.ones(1))[1] is None
-
-
-def test_a_jackknife_of_a_mean_has_its_closed_form(draws):
+def test_both_errors_of_a_mean_have_its_closed_form(draws):
     def compute(samples):
         return {"mean": torch.stack(samples).mean().item()}
 
-    (error,) = jackknife_errors(compute, list(draws), num_groups=1000).values()
-    assert error == pytest.approx(draws.std().item() / len(draws) ** 0.5)
-    assert jackknife_errors(compute, list(draws[:1]), num_groups=10) == {}
+    closed_form = draws.std().item() / len(draws) ** 0.5
+    assert mean_and_error(draws, torch.ones_like(draws)) == pytest.approx((draws.mean().item(), closed_form))
+    assert jackknife_errors(compute, list(draws), num_groups=1000) == pytest.approx({"mean": closed_form})
+    assert mean_and_error(draws[:1], torch.ones(1))[1] is None and not jackknife_errors(compute, list(draws[:1]), 10)
 
 
 def test_the_error_of_a_ratio_is_that_of_a_jackknife(draws):
     """To first order: the jackknife also sees the next one."""
     sizes = 1 + torch.arange(len(draws), dtype=torch.float64) % 7
-    sums = sizes * draws
-
-    def compute(pairs):
-        return {"ratio": sum(pair[0] for pair in pairs) / sum(pair[1] for pair in pairs)}
-
-    pairs = list(zip(sums.tolist(), sizes.tolist(), strict=True))
-    assert mean_and_error(sums, sizes)[1] == pytest.approx(jackknife_errors(compute, pairs, 1000)["ratio"], rel=0.02)
+    pairs = torch.stack([sizes * draws, sizes], dim=1)
+    found = jackknife_errors(lambda kept: {"ratio": np.divide(*np.sum(kept, axis=0))}, pairs.numpy(), 1000)
+    assert mean_and_error(*pairs.T)[1] == pytest.approx(found["ratio"], rel=0.02)
