@@ -31,7 +31,7 @@ BOTH, UNITS = "Units and tokens: FACTS + CoRS-Fisher", "Units: FACTS + CoRS-Fish
 TOME, DENSE = "Tokens: ToMe", "Dense"
 RANKS = " of the FLOPs", " of the FLOPs, ranks in steps of 16", " of the FLOPs, units"
 EXPORTED = [f"{runtime}, {kind}" for runtime in ("ONNX Runtime", "OpenVINO") for kind in ("float32", "int8")]
-LEVEL = 0.5  # points that make no difference
+HALVES = "top1", "chosen"  # of the validation photos
 
 Rows = Iterable[tuple[str, ...]]
 
@@ -145,15 +145,16 @@ def searches() -> Rows:
 # Published networks.
 
 
-def on_all_photos(row: str, column: str) -> float:
+def on_all_photos(row: str, column: str, name: str = "photos/tokens") -> float:
     """Average the top-1 of both halves of the validation photos, which are equally large."""
-    return (at("photos/tokens", row, column, "top1") + at("photos/tokens", row, column, "chosen")) / 2
+    return (at(name, row, column, "top1") + at(name, row, column, "chosen")) / 2
 
 
-def record_of(row: str, column: str) -> dict:
-    """Read the record of a cell of the table of tokens, which for several draws is the first's."""
-    lines = table("photos/tokens").query("row == @row and column == @column and metric == 'top1'")
-    return _records(text("results/photos/tables/tokens.jsonl"))[lines.fingerprint.iloc[0]]
+def record_of(row: str, column: str, name: str = "photos/tokens") -> dict:
+    """Read the record of a cell of a table, which for several draws is the first's."""
+    lines = table(name).query("row == @row and column == @column").dropna(subset="fingerprint")
+    profile, _, file = name.rpartition("/")
+    return _records(text(f"results/{profile or 'mini'}/tables/{file}.jsonl"))[lines.fingerprint.iloc[0]]
 
 
 @cache
@@ -161,13 +162,17 @@ def _records(lines: str) -> dict[str, dict]:
     return {record["fingerprint"]: record for record in map(json.loads, lines.splitlines())}
 
 
-def ahead(row: str, other: str, column: str, halves: Collection[str] = ("top1", "chosen")) -> tuple[float, float]:
-    """Compute how many points one row is ahead of another on these photos, and the standard error, photo by photo."""
-    outcomes = [record_of(each, column)["outcomes"] for each in (row, other)]
-    better, worse = (np.concatenate([unpacked(each[half]) for half in halves]) for each in outcomes)
-    error = 100 * (better.astype(float) - worse).std(ddof=1) / sqrt(len(better))
+def error_of(row: str, other: str, column: str, metrics: Iterable[str] = HALVES, name: str = "photos/tokens") -> float:
+    """Compute the standard error of a difference in points, photo by photo."""
+    outcomes = [record_of(each, column, name)["outcomes"] for each in (row, other)]
+    better, worse = (np.concatenate([unpacked(each[metric]) for metric in metrics]) for each in outcomes)
+    return 100 * (better.astype(float) - worse).std(ddof=1) / sqrt(len(better))
+
+
+def ahead(row: str, other: str, column: str, halves: Collection[str] = HALVES) -> tuple[float, float]:
+    """Compute how many points one row is ahead of another on these photos, and the standard error."""
     apart = [at("photos/tokens", row, column, half) - at("photos/tokens", other, column, half) for half in halves]
-    return float(np.mean(apart)), error
+    return float(np.mean(apart)), error_of(row, other, column, halves)
 
 
 def kept_parameters(row: str, column: str) -> float:
@@ -211,6 +216,13 @@ def sizes() -> Rows:
             yield f"{network}, {title}", *(f"{percent:.0f}" for percent in kept)
 
 
+def numbers_of_photos() -> Rows:
+    numbers = [*dict.fromkeys(table("photos/calibration_size").row)]
+    yield "top-1 at 50 %", *(f"{number} photos" for number in numbers)
+    for network in TINY:
+        yield network, *(f"{on_all_photos(each, network, 'photos/calibration_size'):.1f}" for each in numbers)
+
+
 def recovered() -> Rows:
     yield "DeiT-Tiny at 50 %", "before", "recovered"
     for title in ("pivoted", "units"):
@@ -247,73 +259,84 @@ def paper_claims() -> Rows:
     """Give the lead of each claim in points: in the paper, on the small networks and on photos."""
     yield "claim", "paper", "small networks", "photos", "does it hold?"
     for title, row in {"SVD-LLM": "SVD-LLM", "GFWSVD": "GFWSVD", "plain truncation": "PELA"}.items():
-        leads = _leads("classification_50", "FACTS", row, BASES)
-        yield _claim(f"FACTS leads {title}", *leads, lead("photos/baselines", "FACTS", row))
-    leads = _leads("classification_50", "FACTS + CoRS", "FACTS", BASES)
-    yield _claim("CoRS leads uniform ranks", *leads, lead("photos/baselines", "FACTS + CoRS", "FACTS"))
-    yield _claim("CoRS leads every other search", best_search("paper"), best_search("ours"), best_search_on_photos())
+        leads = _leads("classification_50", "FACTS", [row], BASES)
+        yield _claim(f"FACTS leads {title}", *leads, lead_over("photos/baselines", "FACTS", [row]))
+    leads = _leads("classification_50", "FACTS + CoRS", ["FACTS"], BASES)
+    yield _claim("CoRS leads uniform ranks", *leads, lead_over("photos/baselines", "FACTS + CoRS", ["FACTS"]))
+    leads = _leads("search_methods", "CoRS", ["uniform", "ASVD", "FLAR-SVD", "MemViT", "ComCat"])
+    others = [f"FACTS + {name}" for name in ("ASVD's search", "FLAR's search", "MemViT's search", "ComCat")]
+    photos = lead_over("photos/baselines", "FACTS + CoRS", others)
+    yield _claim("CoRS leads every other search of the paper", *leads, photos)
     closest = [closest_to_fisher(name, of) for name, of in (("", "paper"), ("", "ours"), ("photos/", "ours"))]
     yield _claim("The closest Fisher does not win", *closest)
-    leads = _leads("contributions", "+ sensitivity interpolation", "+ ILP search", BASES[:2])
+    leads = _leads("contributions", "+ sensitivity interpolation", ["+ ILP search"], BASES[:2])
     yield _claim("Interpolated sensitivities are level", *leads, level=True)
-    leads = _leads("calibration_size", "FACTS + CoRS (1024)", "FACTS + CoRS (8192)", BASES)
+    leads = _leads("calibration_size", "FACTS + CoRS (1024)", ["FACTS + CoRS (8192)"], BASES)
     yield _claim("An eighth of the calibration images is enough", *leads, level=True)
     for title, row, ending in (
         ("without training", "FACTS + CoRS", ""),
         ("finetuned", "FACTS + CoRS, finetuned 1 epoch", ", finetuned 5 epochs"),
     ):
         others = [f"{name}{ending}" for name in ("Isomorphic", "DISP-LLM")]
-        leads = [pruning(row, others, of) for of in ("paper", "ours")]
-        yield _claim(f"FACTS + CoRS leads pruning, {title}", *leads)
+        yield _claim(f"FACTS + CoRS leads pruning, {title}", *_leads("structured_pruning", row, others))
     for title, name, metric in (("box mAP", "detection", "box_map"), ("mIoU", "segmentation", "miou")):
-        yield _claim(f"FACTS leads SVD-LLM in {title}", *_leads(name, "FACTS", "SVD-LLM", metric=metric))
-    yield _claim("FACTS leads SVD-LLM in perplexity", *_leads("llm", "SVD-LLM", "FACTS", metric="perplexity"))
+        yield _claim(f"FACTS leads SVD-LLM in {title}", *_leads(name, "FACTS", ["SVD-LLM"], metric=metric))
+    yield _claim("FACTS leads SVD-LLM in perplexity", *_leads("llm", "SVD-LLM", ["FACTS"], metric="perplexity"))
 
 
-def _leads(name: str, row: str, other: str, columns: Iterable[str] = (), metric: str = "top1") -> list[float]:
-    return [lead(name, row, other, columns, metric, of) for of in ("paper", "ours")]
+Lead = tuple[float, float]  # and its standard error, NaN if that is not known
 
 
-def _claim(title: str, paper: float, small: float, photos: float | None = None, level: bool = False) -> tuple[str, ...]:
-    """Judge the measured leads; a claim that two methods are `level` needs none."""
+def lead_over(
+    name: str, row: str, others: Iterable[str], columns: Iterable[str] = (), metric: str = "top1", of: str = "ours"
+) -> Lead:
+    """Average over columns how far a row is ahead of the best of others."""
+    values = table(name).query("metric == @metric").pivot(index="row", columns="column", values=of)
+    columns, errors = [*columns] or [*values.columns[values.loc[row].notna()]], []
+    best = values.loc[[*others], columns].idxmax()
+    for column in columns:
+        try:
+            errors.append(error_of(row, best[column], column, [metric], name))
+        except (FileNotFoundError, KeyError):  # no outcomes: as if on different photos
+            lines = table(name).query("column == @column and metric == @metric and row in (@row, @best[@column])")
+            errors.append(np.linalg.norm(lines.get("standard_error", np.nan)) if len(lines) == 2 else np.nan)
+    gaps = [values.loc[row, column] - values.loc[best[column], column] for column in columns]
+    return float(np.mean(gaps)), float(np.linalg.norm(errors) / len(columns))
 
-    def verdict(value: float) -> str:
-        if abs(value) < LEVEL:
+
+def _leads(name: str, row: str, others: list[str], columns: Iterable[str] = (), metric: str = "top1") -> list[Lead]:
+    return [lead_over(name, row, others, columns, metric, of) for of in ("paper", "ours")]
+
+
+def _claim(title: str, paper: Lead, small: Lead, photos: Lead | None = None, level: bool = False) -> tuple[str, ...]:
+    """Judge leads by two standard errors; a claim that two methods are `level` needs none."""
+
+    def verdict(value: float, error: float) -> str:
+        if np.isnan(error):
+            return "error not known"
+        if abs(value) <= 2 * error:
             return "yes" if level else "level"
-        return "yes" if not level and (value > 0) == (paper > 0) else "no"
+        return "yes" if not level and (value > 0) == (paper[0] > 0) else "no"
 
-    verdicts = dict.fromkeys(verdict(value) for value in (small, photos) if value is not None)
-    leads = ("" if value is None else f"{value:+.1f}" for value in (paper, small, photos))
-    return title, *leads, "; photos: ".join(verdicts)
+    def written(value: float, error: float) -> str:
+        return f"{value:+.1f}" + ("" if np.isnan(error) else f" ± {error:.1f}")
 
-
-def best_search(of: str) -> float:
-    """Average over both networks how far CoRS is ahead of the best of the paper's other searches."""
-    lines = table("search_methods").query("metric == 'top1'").pivot(index="row", columns="column", values=of)
-    others = lines.loc[["uniform", "ASVD", "FLAR-SVD", "MemViT", "ComCat"]].max()
-    return float((lines.loc["CoRS"] - others).mean())
+    measured = [each for each in (small, photos) if each]
+    verdicts = dict.fromkeys(verdict(*each) for each in measured)
+    leads = (written(*each) if each else "" for each in (small, photos))
+    return title, f"{paper[0]:+.1f}", *leads, "; photos: ".join(verdicts)
 
 
-def best_search_on_photos() -> float:
-    means = table("photos/baselines").query("metric == 'top1'").groupby("row").ours.mean()
-    others = [f"FACTS + {name}" for name in ("ASVD's search", "FLAR's search", "MemViT's search", "ComCat")]
-    return float(means["FACTS + CoRS"] - means[others].max())
-
-
-def closest_to_fisher(profile: str, of: str) -> float:
+def closest_to_fisher(profile: str, of: str) -> Lead:
     """Average over networks how far the estimator with the largest cosine is ahead of the best of the others."""
     lines = table(f"{profile}fisher_estimators").query("row != 'Baseline'")
-    wide = lines.pivot(index="row", columns=["column", "metric"], values=of)
-    gaps = []
-    for column in lines.column.unique():
-        top1, closest = wide[column].top1, wide[column].cosine.idxmax()
-        gaps.append(top1[closest] - top1.drop(closest).max())
-    return float(np.mean(gaps))
-
-
-def pruning(row: str, others: Iterable[str], of: str) -> float:
-    values = [at("structured_pruning", each, "top1", of=of) for each in (row, *others)]
-    return values[0] - max(values[1:])
+    cosines, leads = lines.query("metric == 'cosine'").pivot(index="row", columns="column", values=of), []
+    for column in cosines:
+        closest = cosines[column].idxmax()
+        others = [row for row in lines.row.unique() if row != closest]
+        leads.append(lead_over(f"{profile}fisher_estimators", closest, others, [column], of=of))
+    values, errors = zip(*leads, strict=True)
+    return float(np.mean(values)), float(np.linalg.norm(errors) / len(errors))
 
 
 def digits() -> Rows:

@@ -105,18 +105,22 @@ def with_differences(points: pd.DataFrame, records: Records, reference: str, met
     return points.assign(**dict(zip(("difference", "difference_error"), np.reshape(found, (-1, 2)).T, strict=True)))
 
 
-def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
-    """Write names beside the ends of curves, by their heights and colours, at a distance from each other."""
+def name_curves(axes: Axes, ends: Mapping[str, tuple[float, Mapping[str, Any]]]) -> None:
+    """Write names beside the ends of curves, with their marks, by their heights and styles, at a distance."""
     low, high = axes.get_ylim()
-    places = {name: (np.clip(height, low, high) - low) / (high - low) for name, (height, _) in ends.items()}
-    top = 2.0
-    for name in sorted(places, key=lambda name: -places[name]):
-        text = fill(name, CHARACTERS_OF_NAME)
-        half = LINE * (text.count("\n") + 1) / 2
-        place = min(places[name], top - half)
-        top = place - half
-        style: dict[str, Any] = {"fontsize": 6, "va": "center", "color": ends[name][1], "annotation_clip": False}
-        axes.annotate(text, (1.03, place), xycoords="axes fraction", **style)
+    names = sorted(ends, key=lambda name: -ends[name][0])
+    texts = {name: fill(name, CHARACTERS_OF_NAME) for name in names}
+    halves = {name: LINE * (texts[name].count("\n") + 1) / 2 for name in names}
+    places, top, bottom = {}, 2.0, 0.0
+    for name in names:
+        places[name] = min((np.clip(ends[name][0], low, high) - low) / (high - low), top - halves[name])
+        top = places[name] - halves[name]
+    for name in reversed(names):  # those below the axis move up
+        places[name] = max(places[name], bottom + halves[name])
+        bottom = places[name] + halves[name]
+        look = {"color": ends[name][1]["color"], "clip_on": False}
+        axes.plot(1.03, places[name], marker=ends[name][1]["marker"], transform=axes.transAxes, **look)
+        axes.text(1.05, places[name], texts[name], fontsize=6, va="center", transform=axes.transAxes, **look)
 
 
 def span(values: Iterable[float]) -> str:
@@ -154,7 +158,7 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
         x = x * (x[-1] / x[0]) ** beside if scale == "log" else x + (np.ptp(x) or 1) * beside
         style: dict[str, Any] = {"marker": marker, "color": color, "linestyle": linestyle, "label": column}
         axes.errorbar(x, own.difference, own.difference_error, capsize=2, **style)
-        ends[column] = own.difference.iloc[-1], color
+        ends[column] = own.difference.iloc[-1], style
     low, high = axes.get_ylim()
     room = max(0, LEAST_SPAN - (high - low)) / 2
     axes.set_ylim(low - room, high + room)
@@ -169,7 +173,8 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
         return figure, f"{experiment.axis_title}: no value is two standard errors from {first}"
     most = apart.loc[apart.difference.abs().idxmax()]
     title = f"{experiment.axis_title} {most.row} instead of {first}"
-    return figure, f"{title}: {f'{most.difference:+.1f}'.replace('-', MINUS)} points ({most.column})"
+    points = f"{most.difference:+.1f}".replace("-", MINUS)
+    return figure, f"{title}: {points} points ({most.column}), the most of {len(values) - len(experiment.columns)}"
 
 
 def places_of(rows: list[str]) -> tuple[np.ndarray, str, str]:
@@ -207,18 +212,29 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         for method, style in drawn.items():
             curve = values[values.method == method].set_index("column").reindex(columns)
             axes.errorbar(range(len(columns)), curve.difference, curve.difference_error, **style, **THIN)
-        axes.set_xticks(range(len(columns)), [column.partition(", ")[2] or column for column in columns])
-    every[0].set_ylabel(f"Top-1: points from {reference}")
+        shares = [column.partition(", ")[2] or column for column in columns]
+        axes.set_xticks(range(len(columns)), shares)
+        axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
+    every[0].set_ylabel(f"Top-1: points from {reference}, ± standard error")
     shown = values[values.method.isin(drawn)]
     show_where_methods_differ(every[0], shown.difference)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
-    ends = {method: (height, drawn[method]["color"]) for method, height in last.items()}
-    name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment)["color"])})
-    if best.empty:
-        return figure, ""
-    lost = values[values.method == best[0]].difference
-    lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (lost.min(), lost.max())).replace("-", MINUS)
-    return figure, f"{best[0]}: {lead} points from {reference}"
+    ends = {method: (height, drawn[method]) for method, height in last.items()}
+    name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment))})
+    return figure, "" if best.empty else _message_on(values[values.method == best[0]], reference)
+
+
+def _message_on(own: pd.DataFrame, reference: str) -> str:
+    """Say down to which share a method is not apart from the reference in any network; or how far it is from it."""
+    what, _, how = own.method.iloc[0].partition(": ")
+    method = f"{what} ({how})" if how else what
+    is_level = own.difference >= -ERRORS_APART * own.difference_error
+    shares = is_level.groupby(own.column.str.partition(", ")[2], sort=False).all()
+    level = shares[shares.cummin()].index
+    if len(level):
+        return f"{method}: within two standard errors of {reference} down to {level[-1]}"
+    lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (own.difference.min(), own.difference.max()))
+    return f"{method}: {lead.replace('-', MINUS)} points from {reference}"
 
 
 def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
@@ -317,7 +333,8 @@ def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     every[0].set_yticks(range(len(rows)), [row if row in experiment.rows else f"{row} (paper)" for row in rows])
     every[0].margins(x=0.15)
     every[0].set_ylim(len(rows) - 0.5, -0.5)
-    one_legend(every[0])
+    if len(experiment.shown) > 1:
+        one_legend(every[0])
     own = values[values.metric == experiment.ranked_by]
     groups = dict(iter(own.groupby(own.row.isin(experiment.rows), sort=False).speedup))
     spans = (f"{span(speeds)} {sides[is_ours]}" for is_ours, speeds in groups.items())

@@ -24,13 +24,16 @@ from experiments.output.figures import (
     panels,
     placeholder,
     span,
+    with_differences,
 )
+from experiments.record import ERRORS_APART
 from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
 
 SIGNIFICANT = 0.05
 COLUMNS = ["column", "layer", "token", "other", "coupling", "distance_correlation", "p_value"]
 MOTIVATION_COLUMNS = [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "standard_error"]
+MOTIVATION_COLUMNS += ["difference", "difference_error"]  # from the closest estimator
 CROSS_COLUMNS = ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"]
 KINDS = {
     "operator": ("Fisher", "o", BLUE),
@@ -66,7 +69,7 @@ def draw_couplings(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure
     tokens[0].set_ylabel("squared distance correlation")
     off = values[values.token != values.other].groupby("column").coupling.median()
     means = values.groupby("column").distance_correlation.mean()
-    message = f"Between tokens, the median coupling is {span(off)} of a token's own"
+    message = f"Between tokens, the median coupling is {span(100 * off)} % of a token's own"
     return figure, f"{message}; distance correlations are {span(means)} in the mean"
 
 
@@ -76,6 +79,8 @@ def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     first = next(iter(experiment.rows))
     estimators = {place: record for place, record in records.items() if place[0] != first}
     points = metrics_of(estimators, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
+    if not points.empty:
+        points = with_differences(points, estimators, points.row[points.cosine.idxmax()], "top1")
     return joined([couplings, points.rename(columns={"row": "estimator"})], MOTIVATION_COLUMNS)
 
 
@@ -90,8 +95,11 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    lead = best.top1 - closest.top1
-    other = f"{best.estimator} is {lead:.1f} points more accurate" if lead else "and the most accurate"
+    other = f"{best.estimator} is {best.difference:.1f} points more accurate"
+    if best.difference <= ERRORS_APART * best.difference_error:
+        other = f"and within two standard errors of the most accurate, {best.estimator}"
+    if best.estimator == closest.estimator:
+        other = "and the most accurate"
     return figure, f"{closest.estimator} is closest to the Fisher, {other}"
 
 
@@ -170,8 +178,9 @@ def _draw_similarity(axes: Axes, points: pd.DataFrame) -> None:
     errors = {"xerr": points.cosine_error, "yerr": points.standard_error}
     axes.errorbar(points.cosine, points.top1, **errors, fmt="o", color=VERMILION, elinewidth=0.6)
     middle = (points.cosine.min() + points.cosine.max()) / 2
-    for point in points.itertuples():  # labels point inwards, so that none crosses the frame
-        shift, side = ((4, 3), "left") if point.cosine < middle else ((-4, 3), "right")
+    for number, point in enumerate(points.sort_values("cosine").itertuples()):
+        up = (3, -8)[number % 2]  # neighbours may be close; labels point inwards, so that none crosses the frame
+        shift, side = ((4, up), "left") if point.cosine < middle else ((-4, up), "right")
         place: dict[str, Any] = {"xytext": shift, "textcoords": "offset points", "ha": side, "fontsize": 6}
         axes.annotate(point.estimator, (point.cosine, point.top1), **place)
 

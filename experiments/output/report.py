@@ -36,13 +36,19 @@ from facts.utils.version import RESULTS
 
 HEADINGS = "Your own", "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
+ABOUT = {  # a folder, by its profile
+    "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
+    "stand in for. The networks and data are not the paper's: compare how methods rank.",
+    "photos": "A DeiT-Tiny and a ViT-Tiny as published, calibrated on ImageNet photos and not trained. Tables and "
+    "figures are of the 325 validation photos that chose nothing.",
+}
 
 
 @dataclass(frozen=True)
 class Result:
     """One experiment. `entries` are by row, column and metric; existing `records` by row and column, of the first draw.
 
-    `draws` holds these and the records of all other draws.
+    `draws` holds these and the records of all other draws. `outdated` says which rows are of earlier code.
     """
 
     experiment: Experiment
@@ -50,6 +56,7 @@ class Result:
     records: dict[tuple[str, str], Record]
     draws: list[Record]
     figure: Path | None
+    outdated: str
 
     @property
     def cells(self) -> list[Entry]:
@@ -78,6 +85,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
     content = {
         "profile": folder.name,
+        "about": ABOUT.get(folder.name, ""),
         "folded": FOLDED,
         "results": results,
         "records": distinct,
@@ -147,13 +155,13 @@ def read_result(experiment: Experiment, folder: Path) -> Result:
     records = {place: record for place, record in found.items() if record}
     draws = published | {record.fingerprint: record for record in records.values()}
     figure = folder / "figures" / f"{experiment.name}.png"
-    old = dict.fromkeys(row for (row, _), record in records.items() if is_outdated(record))
-    if old:
-        titles = (experiment.row_titles.get(row, row) for row in old)
-        which = "all" if len(old) == len(experiment.rows) else "; ".join(titles)
+    old = {row for (row, _), record in records.items() if is_outdated(record)}
+    titles = [experiment.row_titles.get(row, row) for row in experiment.rows if row in old]
+    which = "all" if len(titles) == len(experiment.rows) else "; ".join(titles)
+    if which:
         experiment = copy.deepcopy(experiment)
         experiment.notes = [*experiment.notes, f"Measured before the code changed: {which}."]
-    return Result(experiment, entries, records, [*draws.values()], figure if figure.exists() else None)
+    return Result(experiment, entries, records, [*draws.values()], figure if figure.exists() else None, which)
 
 
 def gaps_of(results: Iterable[Result]) -> pd.DataFrame:
@@ -197,6 +205,6 @@ def provenance(records: list[Record]) -> pd.DataFrame:
     commits = (f"{git.get('sha', 'unknown')[:12]}{' changed' if git.get('dirty') else ''}" for git in states)
     outdated = f"{sum(map(is_outdated, records))} of {len(records)} records"
     places = [{**record.machine, **record.versions} for record in records]
-    known = {"last cell": records[-1].time, "outdated": outdated, "commits": counted(commits)}
+    known = {"latest": records[-1].time, "measured before the code changed": outdated, "commits": counted(commits)}
     known |= {name: counted(place[name] for place in places if name in place) for name in places[-1]}
     return pd.DataFrame({"value": known}).rename_axis("what")

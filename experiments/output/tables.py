@@ -30,7 +30,8 @@ LEVEL = "*"  # marks methods that are not apart from the best of a column
 ERRORS = "± is one standard error."
 ALIKE = "Standard errors of {} are {:.2g} to {:.2g}."
 MARKS = (
-    f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, on the same images."
+    f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, on the same images, "
+    "not corrected for the number of methods."
 )
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
@@ -78,9 +79,9 @@ def in_paper(entries: Iterable[Entry]) -> bool:
 
 
 def places_of(experiment: Experiment) -> list[tuple[str, str]]:
-    """Rows and columns of a table, then those of the paper's rows that are not ours: its devices."""
+    """Rows and columns of a table, then those of the paper's rows that are not ours, in its columns: its devices."""
     published = dict.fromkeys((row, column) for row, column, _ in paper_values(experiment.name))
-    theirs = [(row, column) for row, column in published if row not in experiment.rows]
+    theirs = [place for place in published if place[0] not in experiment.rows and place[1] in experiment.columns]
     return [*product(experiment.rows, experiment.columns), *theirs]
 
 
@@ -343,22 +344,29 @@ def notes_on(experiment: Experiment, entries: Collection[Entry]) -> list[str]:
 
 
 def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
-    """Say which method is best, or not apart from the best, in most columns; empty without methods to compare."""
+    """Say which method is best, or level with the best, in most columns, and which is next; empty without methods."""
     ranked = (entry for entry in entries if entry.metric == experiment.ranked_by and entry.ours is not None)
     own = pd.DataFrame(
         [entry for entry in ranked if is_method(experiment, entry.row)], columns=[*Entry.__annotations__]
     )
     if own.row.nunique() < 2:
         return ""
-    which, num_columns, num_others = best_of(experiment.ranked_by), own.column.nunique(), own.row.nunique() - 1
+    which, num_columns = best_of(experiment.ranked_by), own.column.nunique()
     leads = (own.ours == own.groupby("column").ours.transform(which)) | (own.behind.astype(float) <= ERRORS_APART)
-    counts = leads.groupby(own.row).sum()
-    means = own.groupby("row").ours.mean()[counts == counts.max()]
-    first = means[means == means.agg(which)].index[0]
-    text, is_several = f"{experiment.row_titles.get(first, first)} is best", num_columns > 1
-    text += f" or level with the best in {counts.max()} of {num_columns} columns" * is_several
-    together = ("as is" if len(means) == 2 else "as are") if is_several else "level with"
-    return text + f", {together} {len(means) - 1} of {num_others} others" * (len(means) > 1)
+    counts, means = leads.groupby(own.row).sum(), own.groupby("row").ours.mean()
+    if counts.min() == num_columns:
+        return f"No method leads: all {len(counts)} are level with the best" + " in every column" * (num_columns > 1)
+    order = pd.DataFrame({"count": counts, "mean": means if which == "max" else -means})
+    first, *others = order.sort_values(["count", "mean"], ascending=False).index
+    text, together = f"{experiment.row_titles.get(first, first)} is best", int((counts == counts[first]).sum()) - 1
+    if own.behind.isna().all():
+        return f"{text}; errors are not known"
+    if num_columns == 1:
+        return text + f", level with {together} of {len(others)} others" * (together > 0)
+    text += f" or level with the best in {counts[first]} of {num_columns} columns"
+    if together:
+        return text + f", {'as is' if together == 1 else 'as are'} {together} of {len(others)} others"
+    return text + f"; next: {experiment.row_titles.get(others[0], others[0])}, in {counts[others[0]]}"
 
 
 def screen_tables(experiment: Experiment, entries: Collection[Entry]) -> Iterator[Table]:

@@ -85,11 +85,6 @@ def _pass(means: Tensor, inverse: Tensor, leaving: int, fixed: tuple[int, ...], 
     return nearest.scatter(1, stay, order[: stay.shape[1]].expand_as(stay)), stay
 
 
-def is_read(directions: Tensor | None) -> bool:
-    """Whether anything reads the tokens that are compared along these directions: if nothing does, all are zero."""
-    return directions is None or directions.is_meta or not len(directions) or bool(directions.any())
-
-
 def in_order(sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
     """Keep the first of the free tokens and put all others into the last of these; the fixed tokens end up last."""
     free = [place for place in range(sizes.shape[1]) if place not in {*fixed}]
@@ -124,6 +119,13 @@ def as_published(keys: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...
         places, kept = step.gather(1, places), kept.gather(1, stay)
         members = (places[:, None] == constant(torch.arange, kept.shape[1], keys.device)[:, None]) * sizes[:, None]
     return Choice(places, kept, members)
+
+
+def rule_for(directions: Tensor) -> Callable[..., Choice]:
+    """The rule for tokens that are compared along these directions: as published without any, none if all are zero."""
+    if not len(directions):
+        return as_published
+    return by_ward if directions.is_meta or bool(directions.any()) else in_order
 
 
 def constant(make: Callable[..., Tensor], *args: Any) -> Tensor:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.merging import Choice, as_published, by_ward, constant, in_order, is_read, schedule
+from facts.modules.merging import Choice, as_published, by_ward, constant, in_order, rule_for, schedule
 from facts.modules.networks import without_autocast
 
 log = logging.getLogger(__name__)
@@ -119,14 +119,14 @@ class Merge(nn.Module):
         super().__init__()
         self.kept, self.original, self.fixed, self.inside = kept, original, fixed, inside
         self.register_buffer("directions", directions)
-        self.is_read = is_read(directions)
+        self.rule = None if directions is None else rule_for(directions)
         self.is_first = self.is_last = True
         self.state = MergeState()
         self.calls: dict[int, BlockCall] = {}  # by thread
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.is_read = is_read(self.directions)
+        self.rule = None if self.directions is None else rule_for(self.directions)
 
     def forward(self, x: Tensor, clusters: Clusters | None, call: "BlockCall") -> tuple[Tensor, Clusters | None]:
         """Merge tokens `[N, n, D]`; nothing is computed if none have to go."""
@@ -153,9 +153,9 @@ class Merge(nn.Module):
         self, x: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...], call: "BlockCall"
     ) -> tuple[Choice, Tensor]:
         """Choose which tokens merge, and return how many originals weigh as much as one `[N, n]`."""
-        if not self.is_read:
+        if self.rule is in_order:
             return in_order(sizes, number, fixed), torch.ones_like(sizes)
-        if not len(self.directions):
+        if self.rule is as_published:
             if call.key is None:
                 raise ValueError(
                     "the keys of this attention are not seen, since it does not call scaled_dot_product_attention or "

@@ -30,7 +30,7 @@ TEXT_SIZES = range(-(2**31), 2**31)
 SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: TEXT_SIZES, ImageTextModel.kind: TEXT_SIZES}
 OTHER_SIZES = range(-(2**16), 2**16)
 # Attributes and modules without effect on a loaded network, or that follow from its weights; dropout is not kept.
-IRRELEVANT = re.compile("fused_attn|grad_checkpointing|is_read|training|.*drop.*")
+IRRELEVANT = re.compile("fused_attn|grad_checkpointing|training|.*drop.*")
 DROPOUTS = (nn.Identity, nn.Dropout, DropPath)
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,11 @@ PLAIN, OTHERS = ("PELA", "FW-SVD", "ASVD"), ("FW-SVD", "GFWSVD", "KFAC-reduce", 
 BOTH, UNITS, TOME, DENSE = maker["BOTH"], maker["UNITS"], maker["TOME"], maker["DENSE"]
 HALF = [f"{network}, 50 %" for network in TINY]
 HALVES, FAST = ("top1", "chosen"), ("float32 (TF32)", "bfloat16", "float16")
+SIZES = "photos/calibration_size"
 LAYERS, PLACE = "Layers, pivoted: FACTS + CoRS-Fisher", "units and tokens at 50 %"
 SLOWER = "On a GPU with TF32 or in half precision, units with tokens are slower than the original."  # on two pages
-HELPERS = "ahead", "at", "kept_parameters", "lead", "on_all_photos", "table"
-ahead, at, kept, lead, on_all_photos, table = map(maker.get, HELPERS)
+HELPERS = "ahead", "at", "error_of", "kept_parameters", "lead", "on_all_photos", "table"
+ahead, at, error_of, kept, lead, on_all_photos, table = map(maker.get, HELPERS)
 fisher = partial(at, "photos/fisher_estimators")
 encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
 in_int8 = partial(at, "photos/int8")
@@ -83,19 +84,24 @@ README: dict[str, Callable[[], bool]] = {
         for row in (DENSE, BOTH, TOME, UNITS)
         for column in columns(80, 70, 60, 50)
     ),
-    "At half of the FLOPs, the default loses one to three points.": lambda: all(
+    "At half of the FLOPs, the default loses one to three points": lambda: all(
         1 <= round(-ahead(BOTH, DENSE, each)[0]) <= 3 for each in HALF
     ),
-    "Its outputs are at most half as far from the original's as ToMe's.": lambda: all(
+    "up to two on the half that chose nothing.": lambda: (
+        max(round(-ahead(BOTH, DENSE, each, ["top1"])[0]) for each in HALF) == 2
+    ),
+    "Its outputs are at most half as far from the original's as ToMe's, by KL divergence.": lambda: all(
         distance(BOTH, each) / distance(TOME, each) <= 0.5 for each in HALF
     ),
     "In top-1, its lead over ToMe is within two standard errors there.": lambda: all(
         0 < errors_ahead(TOME, each) < 2 for each in HALF
     ),
-    "With fewer FLOPs, it is far ahead.": lambda: all(ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)),
+    "With fewer FLOPs, where ToMe must merge nearly all tokens, it is far ahead.": lambda: all(
+        ahead(BOTH, TOME, column)[0] > 10 for column in columns(40, 30)
+    ),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
-    "On CPUs in float32, DeiT-B takes about half of the time at half of the FLOPs.": lambda: all(
-        0.45 < remaining(machine, f"{runtime}, float32") < 0.6
+    "a DeiT-B with random weights takes 50 to 60 percent of the time at half of the FLOPs.": lambda: all(
+        0.485 < remaining(machine, f"{runtime}, float32") < 0.605
         for machine in ("amd_epyc_bfloat16", "intel_xeon_amx")
         for runtime in ("PyTorch", "PyTorch compiled", "ONNX Runtime", "OpenVINO")
     ),
@@ -110,11 +116,11 @@ README: dict[str, Callable[[], bool]] = {
 }
 
 RESULTS: dict[str, Callable[[], bool]] = {
-    "The small networks lose less than two points at 50 %": lambda: all(
+    "With FACTS and CoRS, the small networks lose less than two points at 50 %": lambda: all(
         top1("classification_50", "Baseline", network) - top1("classification_50", "FACTS + CoRS", network) < 2
         for network in BASES
     ),
-    "At 40 %, on DeiT-B and Swin-B, FACTS leads SVD-LLM by more than a point": lambda: all(
+    "At 40 %, on the small DeiT-B and Swin-B, FACTS leads SVD-LLM by more than a point": lambda: all(
         lead("classification_40", "FACTS", "SVD-LLM", [network]) > 1 for network in BASES[:2]
     ),
     "CoRS leads uniform ranks by more than two standard errors": lambda: all(
@@ -130,8 +136,18 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "the default is ahead of ToMe by about one standard error on the DeiT-Tiny": lambda: all(
         round(errors_ahead(TOME, f"DeiT-Tiny, {ratio} %")) == 1 for ratio in (80, 70, 60)
     ),
-    "and by two or three on the ViT-Tiny.": lambda: all(
-        round(errors_ahead(TOME, f"ViT-Tiny, {ratio} %")) in (2, 3) for ratio in (80, 70, 60)
+    "and by one and a half to three on the ViT-Tiny.": lambda: all(
+        1.45 < errors_ahead(TOME, f"ViT-Tiny, {ratio} %") < 3.3 for ratio in (80, 70, 60)
+    ),
+    "More than 64 photos make no difference that these 650 show.": lambda: all(
+        abs(on_all_photos(number, network, SIZES) - on_all_photos("64", network, SIZES))
+        < 2 * error_of(number, "64", network, name=SIZES)
+        for number in ("125", "250", "500", "1,000")
+        for network in TINY
+    ),
+    "whose units start lower at this ratio": lambda: (
+        at("photos/beyond", "FACTS + CoRS-Fisher, units", "DeiT-Tiny, 50 %", "top1")
+        > top1("photos/tokens", UNITS, HALF[0])
     ),
     "At half, it is ahead by more than one on both": lambda: all(errors_ahead(TOME, each) > 1 for each in HALF),
     "but by less than one on the half of the photos that chose nothing.": lambda: all(
@@ -207,7 +223,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         )
         <= 0.5
     ),
-    "Recovered, DeiT-B with units loses less than a point at 40 %.": lambda: (
+    "Recovered, the small DeiT-B with units loses less than a point at 40 %.": lambda: (
         lead("beyond", "Dense", "FACTS + CoRS-Fisher, units, recovered", ["DeiT-B, 40 %"]) < 1
     ),
     "images have only 16, and merging them adds less than a point": lambda: all(
@@ -219,11 +235,18 @@ RESULTS: dict[str, Callable[[], bool]] = {
         < at("llm", "SVD-LLM", "perplexity")
         < at("llm", "GFWSVD", "perplexity")
     ),
-    "Finetuned FACTS exceeds the dense detector": lambda: (
-        at("detection", "FACTS, finetuned 1 epoch", "box_map") > at("detection", "Baseline", "box_map")
+    "Finetuned FACTS exceeds the dense detector and segmenter": lambda: (
+        lead("detection", "FACTS, finetuned 1 epoch", "Baseline", metric="box_map") > 0
+        and lead("segmentation", "FACTS, finetuned 10,000 iterations", "Baseline", metric="miou") > 0
     ),
     "with other ranks they are slower than the dense network": lambda: fastest_of_layers("50% of the FLOPs") < 1,
     "Pivoted ones are slower even then": lambda: fastest_of_layers("50% of the FLOPs, pivoted, in such steps") < 1,
+    "So the speed-up of more than a half that the paper reports for its GPUs is seen on CPUs alone": lambda: (
+        min(at("throughput", gpu, "DeiT-B", "speedup", of="paper") for gpu in ("V100", "A100", "H100"))
+        > 1.5
+        > max(fastest_of_layers(f"50% of the FLOPs{ranks}") for ranks in ("", ", ranks in steps of 16"))
+        and at("benchmarks/amd_epyc/throughput", "PyTorch, float32", "50% of the FLOPs", of="speed-up") > 1.5
+    ),
     SLOWER: lambda: min(map(on_gpu, FAST)) > 1,
     "In float32 without TF32 they save a third of the time, and units alone save more.": lambda: (
         0.6 < on_gpu("float32 (highest)") < 0.7
@@ -232,10 +255,11 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "On a CPU they save a third to a half": lambda: (
         table("benchmarks/amd_epyc_bfloat16/units_and_tokens")["remaining time"].between(0.48, 0.67).all()
     ),
-    "on an Intel Xeon with AMX in bfloat16, only 15 percent": lambda: (
+    "on an Intel Xeon with AMX in bfloat16, 15 percent, or a third when compiled": lambda: (
         round(1 - remaining("intel_xeon_amx", "PyTorch, bfloat16"), 2) == 0.15
+        and 0.3 < 1 - remaining("intel_xeon_amx", "PyTorch compiled, bfloat16") < 0.36
     ),
-    "A budget of 70 % of DeiT-B's latency was met within three points": lambda: all(
+    "In one run, a budget of 70 % of DeiT-B's latency was met within three points": lambda: all(
         abs(at("benchmarks/intel_r_xeon_r_processor_2_50ghz/latency", "DeiT-B", of=f"measured{again} [%]") - 70) < 3
         for again in ("", " again")
     ),
@@ -260,6 +284,10 @@ CHOOSING: dict[str, Callable[[], bool]] = {
     "a dense DeiT-Tiny is more than twice as fast in it": lambda: speed_of("int8") > 2,
     "Units add a little speed": lambda: all(1 < gain_of("int8", ratio) < 1.25 for ratio in (80, 70)),
     "in ONNX Runtime next to none": lambda: max(gain_of("int8, ONNX Runtime", ratio) for ratio in (80, 70, 50)) < 1.1,
+    "With merged tokens, files in int8 are larger than the dense network's": lambda: all(
+        in_int8("int8", f"{network}, {PLACE}", "megabytes") > in_int8("int8", f"{network}, dense", "megabytes")
+        for network in TINY
+    ),
     "At half of the FLOPs, int8 costs units with tokens at most two points.": lambda: all(
         in_int8("float32", f"{network}, {PLACE}", "exported_top1") - 2
         <= in_int8(row, f"{network}, {PLACE}", "exported_top1")
@@ -304,8 +332,8 @@ def test_other_records_would_contradict_a_claim(page, sentence, holds, monkeypat
             lines["level"] = generator.random(len(lines)) < 0.5
         return lines
 
-    def drawn_record(row: str, column: str) -> dict:
-        return record_of(row, column) | {"metrics": {"mparams": generator.uniform(1, 9)}}
+    def drawn_record(row: str, column: str, name: str = "photos/tokens") -> dict:
+        return record_of(row, column, name) | {"metrics": {"mparams": generator.uniform(1, 9)}}
 
     monkeypatch.setitem(ahead.__globals__, "record_of", drawn_record)
     monkeypatch.setitem(ahead.__globals__, "read", drawn)

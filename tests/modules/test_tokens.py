@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import facts
 from facts.modules import tokens
+from facts.modules.merging import by_ward, in_order
 from facts.parts import part_at
 from facts.parts.base import Description
 from tests.moments.test_launches import Launches
@@ -149,7 +150,7 @@ def test_tokens_that_nothing_reads_are_not_compared():
     """Behind the last attention, a classifier reads the class token alone."""
     network = facts.compress(vit(), batches(), parts="tokens", search="uniform", ratio=0.6).model
     merges = [block.tokens for block in network.blocks]
-    assert [merge.is_read for merge in merges] == [True, True, False]
+    assert [merge.rule for merge in merges] == [by_ward, by_ward, in_order]
     outputs = network(inputs())
-    merges[-1].is_read = True
+    merges[-1].rule = by_ward
     assert torch.allclose(outputs, network(inputs()), rtol=0, atol=1e-10)
