@@ -229,9 +229,9 @@ def _message_on(own: pd.DataFrame, reference: str) -> str:
     what, _, how = own.method.iloc[0].partition(": ")
     method = f"{what} ({how})" if how else what
     is_level = own.difference >= -ERRORS_APART * own.difference_error
-    shares = is_level.groupby(own.column.str.partition(", ")[2], sort=False).all()
+    shares = is_level.groupby(own.column.str.rpartition(", ")[2], sort=False).all()
     level = shares[shares.cummin()].index
-    if len(level):
+    if len(level) and len(shares) > 1:
         return f"{method}: within two standard errors of {reference} down to {level[-1]}"
     lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (own.difference.min(), own.difference.max()))
     return f"{method}: {lead.replace('-', MINUS)} points from {reference}"

@@ -133,8 +133,26 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
     assert values.difference_error.iloc[2] == pytest.approx(2.1, abs=0.05)
     (axes,) = figure.axes
     names = {"Dense", *(f"method {number}" for number in range(9, 14))}
-    assert {text.get_text() for text in axes.texts} == names and axes.get_ylabel().endswith("from Dense")
-    assert min(np.diff(sorted(text.xy[1] for text in axes.texts))) > 0.05 and axes.containers[0].has_yerr
+    assert {text.get_text() for text in axes.texts} == names and "from Dense" in axes.get_ylabel()
+    places = sorted(text.get_position()[1] for text in axes.texts)
+    assert min(np.diff(places)) > 0.05 and places[0] > 0 and axes.containers[0].has_yerr
+
+
+@pytest.mark.parametrize(
+    ("right", "message"),
+    [
+        ({"80 %": 170, "50 %": 167, "30 %": 100}, "Units (FACTS): within two standard errors of Dense down to 50 %"),
+        ({"80 %": 100, "50 %": 168, "30 %": 90}, "Units (FACTS): −40.0 to −1.0 points from Dense"),
+    ],
+)
+def test_a_figure_of_steps_says_how_far_its_best_method_is_level(right, message):
+    columns = {f"{network}, {share}": [] for network in ("Net", "Other") for share in right}
+    experiment = drawing("steps", "Dense", "Units: FACTS", unranked=["Dense"])
+    experiment.columns, records = columns, {}
+    for column in columns:
+        records["Dense", column] = judged(170, gflops=2.0)
+        records["Units: FACTS", column] = judged(right[column.partition(", ")[2]], gflops=1.0)
+    assert drawn(experiment, values_of(experiment, records))[1] == message
 
 
 def test_a_method_has_the_colour_of_its_parts_in_every_figure():

@@ -105,7 +105,10 @@ def test_provenance(page):
     first, *others = (record for result in results for record in result.draws)
     elsewhere = replace(first, machine={**first.machine, "processor": "another"})
     lines = provenance([elsewhere, first, *others]).value
-    assert lines["outdated"].endswith(f" of {len(others) + 2} records") and lines["torch"] == first.versions["torch"]
+    assert (
+        lines["measured before the code changed"].endswith(f" of {len(others) + 2} records")
+        and lines["torch"] == first.versions["torch"]
+    )
     assert lines["processor"] == f"{first.machine['processor']} ({len(others) + 1}), another (1)"
 
 

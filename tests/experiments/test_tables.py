@@ -71,6 +71,10 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
         assert all(value in text for value in ({**expected, "B": best}.values()))
         assert tables.ERRORS in text and "A note." in text
     assert tables.finding_of(experiment, entries) == "B is best, level with 1 of 2 others"
+    level = entries_of(experiment, measured({"A": 61.5, "B": 62.25}), comparable=False)
+    assert tables.finding_of(experiment, level) == "No method leads: all 2 are level with the best"
+    unknown = [replace(entry, standard_error=None, behind=None) for entry in entries]
+    assert tables.finding_of(experiment, unknown) == "B is best; errors are not known"
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
