@@ -109,15 +109,9 @@ def _earlier_int8(file: str) -> pd.DataFrame:
     return lines.assign(column="DeiT-Tiny" + widths, metric="speedup", ours=lines["speed-up"])
 
 
-def _earlier_moments() -> pd.DataFrame:
-    mean = read("results/photos/earlier/cross_moments.csv").operator.mean()
-    return pd.DataFrame({"row": ["FACTS"], "column": "ViT-Tiny", "metric": "cross_operator", "ours": mean})
-
-
 EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
     "baselines": lambda: read("results/photos/earlier/baselines.csv"),
     "beyond": _earlier_beyond,
-    "cross_moments": _earlier_moments,
     "fisher_estimators": _earlier_fisher,
     "int8_with_vnni": partial(_earlier_int8, "int8"),
     "int8_without_vnni": partial(_earlier_int8, "int8_without_vnni"),

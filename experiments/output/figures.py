@@ -61,7 +61,7 @@ MOST_LOST = 8  # times the median loss, on an axis
 LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
 THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # error bars of many curves
 BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
-LINE = 0.055  # of the axis between lines of labels beside curves
+LINE = 0.065  # of the axis between lines of labels beside curves
 
 INCHES_A_ROW = 0.17
 
@@ -215,7 +215,7 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         shares = [column.partition(", ")[2] or column for column in columns]
         axes.set_xticks(range(len(columns)), shares)
         axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
-    every[0].set_ylabel(f"Top-1: points from {reference}, ± standard error")
+    every[0].set_ylabel(f"points of top-1 from {reference}, ± error")
     shown = values[values.method.isin(drawn)]
     show_where_methods_differ(every[0], shown.difference)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
@@ -225,14 +225,14 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
 
 
 def _message_on(own: pd.DataFrame, reference: str) -> str:
-    """Say down to which share a method is not apart from the reference in any network; or how far it is from it."""
+    """Say down to which share a method is within two standard errors of the reference; or how far it is from it."""
     what, _, how = own.method.iloc[0].partition(": ")
     method = f"{what} ({how})" if how else what
     is_level = own.difference >= -ERRORS_APART * own.difference_error
     shares = is_level.groupby(own.column.str.rpartition(", ")[2], sort=False).all()
     level = shares[shares.cummin()].index
     if len(level) and len(shares) > 1:
-        return f"{method}: within two standard errors of {reference} down to {level[-1]}"
+        return f"{method}: level with {reference} down to {level[-1]}"
     lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (own.difference.min(), own.difference.max()))
     return f"{method}: {lead.replace('-', MINUS)} points from {reference}"
 

@@ -366,7 +366,8 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
     text += f" or level with the best in {counts[first]} of {num_columns} columns"
     if together:
         return text + f", {'as is' if together == 1 else 'as are'} {together} of {len(others)} others"
-    return text + f"; next: {experiment.row_titles.get(others[0], others[0])}, in {counts[others[0]]}"
+    second = others[0]
+    return text + f"; next: {experiment.row_titles.get(second, second)}, in {counts[second]}" * bool(counts[second])
 
 
 def screen_tables(experiment: Experiment, entries: Collection[Entry]) -> Iterator[Table]:

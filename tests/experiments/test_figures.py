@@ -141,7 +141,7 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
 @pytest.mark.parametrize(
     ("right", "message"),
     [
-        ({"80 %": 170, "50 %": 167, "30 %": 100}, "Units (FACTS): within two standard errors of Dense down to 50 %"),
+        ({"80 %": 170, "50 %": 167, "30 %": 100}, "Units (FACTS): level with Dense down to 50 %"),
         ({"80 %": 100, "50 %": 168, "30 %": 90}, "Units (FACTS): −40.0 to −1.0 points from Dense"),
     ],
 )
