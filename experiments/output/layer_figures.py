@@ -79,8 +79,8 @@ def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     first = next(iter(experiment.rows))
     estimators = {place: record for place, record in records.items() if place[0] != first}
     points = metrics_of(estimators, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
-    if not points.empty:
-        points = with_differences(points, estimators, points.row[points.cosine.idxmax()], "top1")
+    closest = "" if points.empty else points.row[points.cosine.idxmax()]
+    points = with_differences(points, estimators, closest, "top1")
     return joined([couplings, points.rename(columns={"row": "estimator"})], MOTIVATION_COLUMNS)
 
 
