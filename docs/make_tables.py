@@ -91,11 +91,6 @@ def _earlier_beyond() -> pd.DataFrame:
     return lines.drop_duplicates(["row", "column"]).assign(metric="top1")
 
 
-def _earlier_fisher() -> pd.DataFrame:
-    lines = read("results/photos/earlier/fisher_estimators.csv").rename(columns={"method": "row"})
-    return lines.melt("row", ["cosine", "top1"], "metric", "ours").assign(column="ViT-Tiny")
-
-
 def _earlier_searches() -> pd.DataFrame:
     lines = read("results/photos/earlier/search_methods.csv").rename(columns={"search": "row"})
     lines["column"] = "ViT-Tiny, " + (100 * lines.ratio).round().astype(int).astype(str) + " %"
@@ -112,7 +107,6 @@ def _earlier_int8(file: str) -> pd.DataFrame:
 EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
     "baselines": lambda: read("results/photos/earlier/baselines.csv"),
     "beyond": _earlier_beyond,
-    "fisher_estimators": _earlier_fisher,
     "int8_with_vnni": partial(_earlier_int8, "int8"),
     "int8_without_vnni": partial(_earlier_int8, "int8_without_vnni"),
     "search_methods": _earlier_searches,

@@ -139,7 +139,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "and by one and a half to three on the ViT-Tiny.": lambda: all(
         1.45 < errors_ahead(TOME, f"ViT-Tiny, {ratio} %") < 3.3 for ratio in (80, 70, 60)
     ),
-    "More than 64 photos make no difference that these 650 show.": lambda: all(
+    "At half of the FLOPs, more than 64 photos make no difference that these 650 show.": lambda: all(
         abs(on_all_photos(number, network, SIZES) - on_all_photos("64", network, SIZES))
         < 2 * error_of(number, "64", network, name=SIZES)
         for number in ("125", "250", "500", "1,000")
