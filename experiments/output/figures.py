@@ -120,7 +120,7 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, Mapping[str, Any]]])
         bottom = places[name] + halves[name]
         look = {"color": ends[name][1]["color"], "clip_on": False}
         axes.plot(1.03, places[name], marker=ends[name][1]["marker"], transform=axes.transAxes, **look)
-        axes.text(1.05, places[name], texts[name], fontsize=6, va="center", transform=axes.transAxes, **look)
+        axes.text(1.06, places[name], texts[name], fontsize=6, va="center", transform=axes.transAxes, **look)
 
 
 def span(values: Iterable[float]) -> str:
@@ -174,7 +174,7 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     most = apart.loc[apart.difference.abs().idxmax()]
     title = f"{experiment.axis_title} {most.row} instead of {first}"
     points = f"{most.difference:+.1f}".replace("-", MINUS)
-    return figure, f"{title}: {points} points ({most.column}), the most of {len(values) - len(experiment.columns)}"
+    return figure, f"{title}: {points} points ({most.column}), the largest of {len(values) - len(experiment.columns)}"
 
 
 def places_of(rows: list[str]) -> tuple[np.ndarray, str, str]:

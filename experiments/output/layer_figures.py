@@ -24,7 +24,6 @@ from experiments.output.figures import (
     panels,
     placeholder,
     span,
-    with_differences,
 )
 from experiments.record import ERRORS_APART
 from facts.parts.base import candidate_ranks
@@ -33,7 +32,6 @@ from facts.search import interpolate_profile
 SIGNIFICANT = 0.05
 COLUMNS = ["column", "layer", "token", "other", "coupling", "distance_correlation", "p_value"]
 MOTIVATION_COLUMNS = [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "standard_error"]
-MOTIVATION_COLUMNS += ["difference", "difference_error"]  # from the closest estimator
 CROSS_COLUMNS = ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"]
 KINDS = {
     "operator": ("Fisher", "o", BLUE),
@@ -79,8 +77,6 @@ def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     first = next(iter(experiment.rows))
     estimators = {place: record for place, record in records.items() if place[0] != first}
     points = metrics_of(estimators, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
-    closest = "" if points.empty else points.row[points.cosine.idxmax()]
-    points = with_differences(points, estimators, closest, "top1")
     return joined([couplings, points.rename(columns={"row": "estimator"})], MOTIVATION_COLUMNS)
 
 
@@ -95,11 +91,10 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    other = f"{best.estimator} is {best.difference:.1f} points more accurate"
-    if best.difference <= ERRORS_APART * best.difference_error:
-        other = f"and within two standard errors of the most accurate, {best.estimator}"
-    if best.estimator == closest.estimator:
-        other = "and the most accurate"
+    lead, error = best.top1 - closest.top1, np.hypot(best.standard_error, closest.standard_error)
+    other = f"{best.estimator} is {lead:.1f} points more accurate"
+    if lead <= ERRORS_APART * error:
+        other = f"and level with the most accurate, {best.estimator}" if lead else "and the most accurate"
     return figure, f"{closest.estimator} is closest to the Fisher, {other}"
 
 

@@ -360,7 +360,8 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
     first, *others = order.sort_values(["count", "mean"], ascending=False).index
     text, together = f"{experiment.row_titles.get(first, first)} is best", int((counts == counts[first]).sum()) - 1
     if own.behind.isna().all():
-        return f"{text}; errors are not known"
+        where = f" in {counts[first]} of {num_columns} columns" if num_columns > 1 else ""
+        return f"{text}{where}; errors are not known"
     if num_columns == 1:
         return text + f", level with {together} of {len(others)} others" * (together > 0)
     text += f" or level with the best in {counts[first]} of {num_columns} columns"
