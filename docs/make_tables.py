@@ -423,7 +423,7 @@ def _link(path: str) -> str:
 TABLES: dict[str, Callable[[], Rows]] = {
     each.__name__: each
     for each in (
-        *(estimators, searches, photos, differences, halves, sizes, recovered, baselines, int8),
+        *(estimators, searches, photos, differences, halves, sizes, numbers_of_photos, recovered, baselines, int8),
         *(paper_claims, paper_map, digits, tasks, speed, speed_on_gpu, speed_of_tokens),
     )
 }

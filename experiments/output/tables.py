@@ -398,7 +398,8 @@ def as_text(entry: Entry | None, source: str = "ours", factor: int = 1) -> str:
     if error is not None:
         text += f" ± {error:.1g}" if 0 < error < LEAST_ERROR else f" ± {error:.1f}"
     if entry.deviation and (error is not None or factor * entry.deviation >= LEAST_DEVIATION):
-        text += f" ({factor * entry.deviation:.1f})"
+        deviation = factor * entry.deviation
+        text += f" ({deviation:.1f})" if deviation >= LEAST_DEVIATION else f" ({deviation:.1g})"
     return text + LEVEL * is_level(entry)
 
 
