@@ -41,7 +41,7 @@ DEVIATIONS = (
 BOLD = r"\*\*(.+?)\*\*"
 MOST_ALIKE = 3  # times the smallest error: then the caption has all of them
 LEAST_ERROR = 0.1  # of a share: others have more digits
-LEAST_DEVIATION = 0.05  # of a cost over draws: less would be shown as 0.0
+LEAST_DEVIATION = 0.05  # over draws: less would be shown as 0.0
 MEAN = "mean"  # of a ranking's columns
 MOST_COLUMNS = 7  # of a table that is read at a glance, with that of the rows' names
 MOST_TOGETHER = 4  # columns of several networks in one table
@@ -397,9 +397,8 @@ def as_text(entry: Entry | None, source: str = "ours", factor: int = 1) -> str:
     error = entry.standard_error
     if error is not None:
         text += f" ± {error:.1g}" if 0 < error < LEAST_ERROR else f" ± {error:.1f}"
-    if entry.deviation and (error is not None or factor * entry.deviation >= LEAST_DEVIATION):
-        deviation = factor * entry.deviation
-        text += f" ({deviation:.1f})" if deviation >= LEAST_DEVIATION else f" ({deviation:.1g})"
+    if entry.deviation and factor * entry.deviation >= LEAST_DEVIATION:
+        text += f" ({factor * entry.deviation:.1f})"
     return text + LEVEL * is_level(entry)
 
 
