@@ -140,19 +140,15 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
 
 @pytest.mark.parametrize(
     ("right", "message"),
-    [
-        ({"80 %": 170, "50 %": 167, "30 %": 100}, "Units (FACTS): level with Dense down to 50 %"),
-        ({"80 %": 100, "50 %": 168, "30 %": 90}, "Units (FACTS): −40.0 to −1.0 points from Dense"),
-    ],
+    [((170, 167, 100), "level with Dense down to 50 %"), ((100, 168, 90), "−40.0 to −1.0 points from Dense")],
 )
 def test_a_figure_of_steps_says_how_far_its_best_method_is_level(right, message):
-    columns = {f"{network}, {share}": [] for network in ("Net", "Other") for share in right}
-    experiment = drawing("steps", "Dense", "Units: FACTS", unranked=["Dense"])
-    experiment.columns, records = columns, {}
-    for column in columns:
+    experiment, records = drawing("steps", "Dense", "Units: FACTS", unranked=["Dense"]), {}
+    experiment.columns = {f"{network}, {share} %": [] for network in ("Net", "Other") for share in (80, 50, 30)}
+    for column, number in zip(experiment.columns, [*right, *right], strict=True):
         records["Dense", column] = judged(170, gflops=2.0)
-        records["Units: FACTS", column] = judged(right[column.partition(", ")[2]], gflops=1.0)
-    assert drawn(experiment, values_of(experiment, records))[1] == message
+        records["Units: FACTS", column] = judged(number, gflops=1.0)
+    assert drawn(experiment, values_of(experiment, records))[1] == f"Units (FACTS): {message}"
 
 
 def test_a_method_has_the_colour_of_its_parts_in_every_figure():
