@@ -232,7 +232,8 @@ def _message_on(own: pd.DataFrame, reference: str) -> str:
     shares = is_level.groupby(own.column.str.rpartition(", ")[2], sort=False).all()
     level = shares[shares.cummin()].index
     if len(level) and len(shares) > 1:
-        return f"{method}: level with {reference} down to {level[-1]}"
+        lost = -own.difference[own.column.str.rpartition(", ")[2].isin(level)].min()
+        return f"{method}: level with {reference} down to {level[-1]}, at most {max(lost, 0):.1f} points below"
     lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (own.difference.min(), own.difference.max()))
     return f"{method}: {lead.replace('-', MINUS)} points from {reference}"
 

@@ -25,7 +25,6 @@ from experiments.output.figures import (
     placeholder,
     span,
 )
-from experiments.record import ERRORS_APART
 from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
 
@@ -91,10 +90,8 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    lead, error = best.top1 - closest.top1, np.hypot(best.standard_error, closest.standard_error)
-    other = f"{best.estimator} is {lead:.1f} points more accurate"
-    if lead <= ERRORS_APART * error:
-        other = f"and level with the most accurate, {best.estimator}" if lead else "and the most accurate"
+    lead = best.top1 - closest.top1
+    other = f"{best.estimator} is {lead:.1f} points more accurate" if lead else "and the most accurate"
     return figure, f"{closest.estimator} is closest to the Fisher, {other}"
 
 

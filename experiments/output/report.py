@@ -39,8 +39,8 @@ FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
     "stand in for. The networks and data are not the paper's: compare how methods rank.",
-    "photos": "A DeiT-Tiny and a ViT-Tiny as published, calibrated on ImageNet photos and not trained. Tables and "
-    "figures are of the 325 validation photos that chose nothing.",
+    "photos": "A DeiT-Tiny and a ViT-Tiny as published, calibrated on ImageNet photos and not trained. Unless a column "
+    "says otherwise, values are of the validation photos that chose nothing.",
 }
 
 

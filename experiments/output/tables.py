@@ -41,7 +41,7 @@ DEVIATIONS = (
 BOLD = r"\*\*(.+?)\*\*"
 MOST_ALIKE = 3  # times the smallest error: then the caption has all of them
 LEAST_ERROR = 0.1  # of a share: others have more digits
-LEAST_DEVIATION = 0.05  # over draws: less would be shown as 0.0
+LEAST_DEVIATION = 0.05  # over draws: less would be shown as 0.0, and is if it exceeds the error
 MEAN = "mean"  # of a ranking's columns
 MOST_COLUMNS = 7  # of a table that is read at a glance, with that of the rows' names
 MOST_TOGETHER = 4  # columns of several networks in one table
@@ -339,7 +339,7 @@ def notes_on(experiment: Experiment, entries: Collection[Entry]) -> list[str]:
         if deviations:
             sizes.append(f"of at most {max(deviations):.2g}" if "deviation" in alike else "in brackets")
     notes += [MARKS] * any(entry.behind is not None for entry in entries)
-    notes += [DEVIATIONS.format(experiment.seeds, " or ".join(sizes))] * bool(sizes)
+    notes += [DEVIATIONS.format(experiment.seeds, " or ".join(dict.fromkeys(sizes)))] * bool(sizes)
     return list(dict.fromkeys(notes))
 
 
@@ -358,17 +358,18 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
         return f"No method leads: all {len(counts)} are level with the best" + " in every column" * (num_columns > 1)
     order = pd.DataFrame({"count": counts, "mean": means if which == "max" else -means})
     first, *others = order.sort_values(["count", "mean"], ascending=False).index
-    text, together = f"{experiment.row_titles.get(first, first)} is best", int((counts == counts[first]).sum()) - 1
+    name, where = experiment.row_titles.get(first, first), f" in {counts[first]} of {num_columns} columns"
     if own.behind.isna().all():
-        where = f" in {counts[first]} of {num_columns} columns" if num_columns > 1 else ""
-        return f"{text}{where}; errors are not known"
+        return f"{name} has the best value{where * (num_columns > 1)}, but its lead is not tested"
+    together = int((counts == counts[first]).sum()) - 1
     if num_columns == 1:
-        return text + f", level with {together} of {len(others)} others" * (together > 0)
-    text += f" or level with the best in {counts[first]} of {num_columns} columns"
+        return f"{name} is best" + f", level with {together} of {len(others)} others" * (together > 0)
+    text = f"{name} is best or level with the best{where}"
     if together:
         return text + f", {'as is' if together == 1 else 'as are'} {together} of {len(others)} others"
-    second = others[0]
-    return text + f"; next: {experiment.row_titles.get(second, second)}, in {counts[second]}" * bool(counts[second])
+    second = counts[others].max()
+    tied = " and ".join(experiment.row_titles.get(each, each) for each in others if counts[each] == second)
+    return text + f"; next: {tied}, in {second}" * bool(second)
 
 
 def screen_tables(experiment: Experiment, entries: Collection[Entry]) -> Iterator[Table]:
@@ -397,8 +398,11 @@ def as_text(entry: Entry | None, source: str = "ours", factor: int = 1) -> str:
     error = entry.standard_error
     if error is not None:
         text += f" ± {error:.1g}" if 0 < error < LEAST_ERROR else f" ± {error:.1f}"
-    if entry.deviation and factor * entry.deviation >= LEAST_DEVIATION:
-        text += f" ({factor * entry.deviation:.1f})"
+    deviation = factor * (entry.deviation or 0)
+    if deviation >= LEAST_DEVIATION:
+        text += f" ({deviation:.1f})"
+    elif error is not None and deviation > error:
+        text += f" ({deviation:.1g})"
     return text + LEVEL * is_level(entry)
 
 

@@ -23,7 +23,7 @@ ahead, at, error_of, kept, lead, on_all_photos, table = map(maker.get, HELPERS)
 fisher = partial(at, "photos/fisher_estimators")
 encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
 in_int8 = partial(at, "photos/int8")
-minutes = partial(at, "photos/search_methods", "ViT-Tiny, 70 %", "search_minutes")
+minutes = partial(at, "photos/search_methods", "ViT-Tiny, layers at 70 %", "search_minutes")
 
 
 def top1(name: str, row: str, column: str) -> float:
@@ -171,7 +171,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "at 80 and 70 %, units gain less than one.": lambda: max(recovered_by("units", each) for each in (80, 70)) < 1,
     "CoRS helps every estimator.": lambda: all(float(c) > float(u) for _, u, c in [*maker["baselines"]()][1:]),
     "CoRS leads it by seven points, in four times the time.": lambda: (
-        round(lead("photos/search_methods", "CoRS", "CoRS-Fisher, exact", ["ViT-Tiny, 70 %"])) == 7
+        round(lead("photos/search_methods", "CoRS", "CoRS-Fisher, exact", ["ViT-Tiny, layers at 70 %"])) == 7
         and round(minutes("CoRS") / minutes("CoRS-Fisher, exact")) == 4
     ),
     "Pivoted layers keep more than plain ones at every ratio.": lambda: all(

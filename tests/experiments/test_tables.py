@@ -74,7 +74,7 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     level = entries_of(experiment, measured({"A": 61.5, "B": 62.25}), comparable=False)
     assert tables.finding_of(experiment, level) == "No method leads: all 2 are level with the best"
     unknown = [replace(entry, standard_error=None, behind=None) for entry in entries]
-    assert tables.finding_of(experiment, unknown) == "B is best; errors are not known"
+    assert tables.finding_of(experiment, unknown) == "B has the best value, but its lead is not tested"
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
