@@ -10,14 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from functools import cache, partial
 from io import StringIO
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from experiments.record import ERRORS_APART, unpacked
+from experiments.record import ERRORS_APART, mean_difference, unpacked
 from facts.utils.files import replacing
 from facts.utils.options import describe_methods
 
@@ -70,12 +69,6 @@ def at(name: str, *words: str, of: str = "ours") -> float:
     if len(found) != 1:
         raise ValueError(f"{len(found)} lines of {name}, not one, have {of} and {', '.join(words)}")
     return float(found.iloc[0])
-
-
-def lead(name: str, row: str, other: str, columns: Iterable[str] = (), metric: str = "top1", of: str = "ours") -> float:
-    """Average over columns how far one row is ahead of another."""
-    lines = table(name).query("metric == @metric").pivot(index="row", columns="column", values=of)
-    return float((lines.loc[row] - lines.loc[other])[list(columns) or list(lines.columns)].mean())
 
 
 # Tables on photos from before the profile `photos`, as it would write them; gone when it has made them again.
@@ -171,9 +164,7 @@ def error_of(row: str, other: str, column: str, metrics: Iterable[str] = HALVES,
         )
         for record in (record_of(each, column, name) for each in (row, other))
     )
-    differences = 100 * (better.astype(float) - worse)
-    over = [differences.mean(axis=axis) for axis in range(1 + (len(differences) > 1))]
-    return float(max(each.std(ddof=1) / sqrt(len(each)) for each in over))
+    return 100 * mean_difference(better, worse)[1]
 
 
 def ahead(row: str, other: str, column: str, halves: Collection[str] = HALVES) -> tuple[float, float]:

@@ -204,16 +204,21 @@ def standard_error(outcomes: np.ndarray) -> float:
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
-    """Compute how far apart two methods are on the same samples, `[N]` or `[draws, N]`, in standard errors.
+    """Compute how far apart two methods are on the same samples, `[N]` or `[draws, N]`, in standard errors."""
+    mean, error = mean_difference(better, worse)
+    if not error:
+        return mean * inf if mean else 0.0
+    return mean / error
+
+
+def mean_difference(better: np.ndarray, worse: np.ndarray) -> tuple[float, float]:
+    """Average the difference of two methods on the same samples, `[N]` or `[draws, N]`; also its standard error.
 
     The error is over the samples (paired bootstrap) or, for several draws, over the draws if that is larger.
     """
     difference = np.atleast_2d(better.astype(float) - worse)
     over = [difference.mean(axis=axis) for axis in range(1 + (len(difference) > 1))]
-    mean, error = difference.mean(), max(each.std(ddof=1) / sqrt(len(each)) for each in over)
-    if not error:
-        return mean * inf if mean else 0.0
-    return float(mean / error)
+    return float(difference.mean()), float(max(each.std(ddof=1) / sqrt(len(each)) for each in over))
 
 
 def paired_difference(record: Record, reference: Record, metric: str) -> tuple[float, float]:

@@ -36,9 +36,10 @@ from facts.utils.version import RESULTS
 
 HEADINGS = "Your own", "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
+UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
-    "stand in for. The networks and data are not the paper's: compare how methods rank.",
+    f"stand in for. {UNLIKE}",
     "photos": "A DeiT-Tiny and a ViT-Tiny as published, calibrated on ImageNet photos and not trained. Unless a column "
     "says otherwise, values are of the validation photos that chose nothing.",
 }
@@ -85,7 +86,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
     content = {
         "profile": folder.name,
-        "about": ABOUT.get(folder.name, ""),
+        "about": ABOUT.get(folder.name, "" if compared else UNLIKE),
         "folded": FOLDED,
         "results": results,
         "records": distinct,

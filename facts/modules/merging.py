@@ -122,7 +122,7 @@ def as_published(keys: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...
 
 
 def rule_for(directions: Tensor) -> Callable[..., Choice]:
-    """The rule for tokens that are compared along these directions: as published without any, none if all are zero."""
+    """The rule for tokens compared along these directions: as published without any, in order if all are zero."""
     if not len(directions):
         return as_published
     return by_ward if directions.is_meta or bool(directions.any()) else in_order

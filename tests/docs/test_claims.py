@@ -18,12 +18,18 @@ HALF = [f"{network}, 50 %" for network in TINY]
 HALVES, FAST = ("top1", "chosen"), ("float32 (TF32)", "bfloat16", "float16")
 SIZES = "photos/calibration_size"
 LAYERS, PLACE = "Layers, pivoted: FACTS + CoRS-Fisher", "units and tokens at 50 %"
-HELPERS = "ahead", "at", "error_of", "kept_parameters", "lead", "on_all_photos", "table"
-ahead, at, error_of, kept, lead, on_all_photos, table = map(maker.get, HELPERS)
+HELPERS = "ahead", "at", "error_of", "kept_parameters", "on_all_photos", "table"
+ahead, at, error_of, kept, on_all_photos, table = map(maker.get, HELPERS)
 fisher = partial(at, "photos/fisher_estimators")
 encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
 in_int8 = partial(at, "photos/int8")
 minutes = partial(at, "photos/search_methods", "ViT-Tiny, layers at 70 %", "search_minutes")
+
+
+def lead(name: str, row: str, other: str, columns: Sequence[str] = (), metric: str = "top1") -> float:
+    """Average over columns how far one row is ahead of another."""
+    lines = table(name).query("metric == @metric").pivot(index="row", columns="column", values="ours")
+    return float((lines.loc[row] - lines.loc[other])[list(columns) or list(lines.columns)].mean())
 
 
 def top1(name: str, row: str, column: str) -> float:
