@@ -46,13 +46,12 @@ from facts.modules.forms import FORMS
 from facts.modules.networks import is_encoder
 from facts.moments.collect import MemoryPolicy
 from facts.moments.losses import SampledLabels
-from facts.parts import kinds_of
+from facts.parts import kinds_of, results_of
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES
 from facts.tasks.base import Task
 from facts.utils.cache import code_of, content_key
 from facts.utils.files import at_home, writable_folder
-from facts.utils.version import RESULTS
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -218,7 +217,7 @@ class Cell:
         """Settings that a result depends on: no tracking or paths, and the device only if something is timed."""
         config, hardware = self.config, self.config.hardware
         identity = {
-            "results": RESULTS,
+            "results": results_of(config.parts),
             "model": config.model.name,
             "task": config.task.name,
             "profile": self.profile,

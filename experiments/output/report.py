@@ -31,8 +31,8 @@ from experiments.output.tables import (
     read_entries,
 )
 from experiments.record import Record, published_records, read_record
+from facts.parts import results_of
 from facts.utils.files import replacing
-from facts.utils.version import RESULTS
 
 HEADINGS = "Your own", "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
@@ -192,7 +192,7 @@ def _reason(result: Result, cell: Entry) -> str:
 
 def is_outdated(record: Record) -> bool:
     """Whether a change of what is computed has made a record's numbers those of earlier code."""
-    return record.identity.get("results") != RESULTS
+    return record.identity.get("results") != results_of(record.config["parts"])
 
 
 def provenance(records: list[Record]) -> pd.DataFrame:

@@ -4,97 +4,73 @@ Legend: N samples, n tokens, m of them after merging, k features by which they a
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SINGLE_PASS = 0.2  # largest share of the tokens that one pass merges; larger ones take two
-LATE = 1e14  # factor on increases that are merged after those of all reciprocal pairs
-LAST = LATE**2  # in place of the increase of the token that stays of such a pair
+THIRD = 2.0  # factor on the increase of a token whose nearest has a nearer one: that would be a cluster of three
+LAST = 1e28  # in place of the increase of the token that stays of a pair
 
 
 class Choice(NamedTuple):
     """Which of n tokens go into which of m: `places [N, n]`, and one that each comes from, `kept [N, m]`.
 
-    `members [N, m, n]` are the weights of those that go there.
+    `members [N, m, n]` are the weights of those that go there; without them, all but the kept ones are left out.
     """
 
     places: Tensor
     kept: Tensor
-    members: Tensor
+    members: Tensor | None = None
 
     def merged(self, x: Tensor, per_weight: Tensor) -> tuple[Tensor, Tensor]:
         """Weighted means `[N, m, D]` of tokens, and their numbers of originals `[N, m]`.
 
         `per_weight [N, n]` is how many originals weigh as much as one.
         """
+        if self.members is None:
+            kept = self.kept[..., None].expand(-1, -1, x.shape[-1])
+            return x.gather(1, kept), constant(torch.ones, 1, x.device).expand(self.kept.shape)
         one = constant(torch.ones, 1, x.device).expand(*x.shape[:2], 1)
         columns = torch.cat([x, one, per_weight[..., None]], dim=-1)  # in one product, since each is a kernel
         sums = self.members.to(columns.dtype) @ columns
         return (sums[..., :-2] / sums[..., -2:-1]).to(x.dtype), sums[..., -1].detach().float()
 
 
-def schedule(number: int, excess: int) -> list[int]:
-    """Numbers of tokens that leave in each pass if `excess` of `number` do."""
-    return [excess] if excess <= max(1, SINGLE_PASS * number) else [excess // 2, excess - excess // 2]
-
-
-def by_ward(
-    features: Tensor, sizes: Tensor, per_weight: Tensor, passes: Sequence[int], fixed: tuple[int, ...] = ()
-) -> Choice:
-    """Merge tokens by Ward's rule, as many in each pass as `passes` say; those at the places `fixed` stay.
+def by_ward(features: Tensor, sizes: Tensor, per_weight: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
+    """Merge tokens by Ward's rule until `number` remain; those at the places `fixed` stay, and end up last.
 
     The weight of a token is its size `[N, n]` over `per_weight`, the number of originals for a unit of weight.
-    Merging tokens a and b of weights v and w costs v w / (v + w) ‖a - b‖², by `features [N, n, k]` in float32. Pairs
-    that are each other's nearest merge first, the cheapest first, then the cheapest others with the nearest that stays;
-    at equal costs, in the order of tokens. Each pass goes on with weighted means. The fixed tokens end up last.
+    Merging tokens a and b of weights v and w costs v w / (v + w) ‖a - b‖², by `features [N, n, k]` in float32. Tokens
+    leave in the order of this cost with their nearest, of two that are each other's nearest only the later one, and
+    merge with the nearest that stays. At equal costs, the first token comes first.
     """
     order = constant(torch.arange, features.shape[1], features.device)
-    means, inverse = features, (all_inverse := per_weight / sizes)
-    places = kept = members = None
-    for leaving in passes:
-        if members is not None:
-            columns = torch.cat([features, constant(torch.ones, 1, features.device).expand(*sizes.shape, 1)], dim=-1)
-            sums = members @ columns
-            inverse = sums[..., -1].reciprocal()
-            means = sums[..., :-1] * inverse[..., None]
-            fixed = tuple(range(means.shape[1] - len(fixed), means.shape[1]))
-        step, stay = _pass(means, inverse, leaving, fixed, order[: means.shape[1]])
-        places = step if places is None else step.gather(1, places)
-        kept = stay if kept is None else kept.gather(1, stay)
-        members = (places[:, None] == order[: stay.shape[1], None]) / all_inverse[:, None]
-    assert places is not None and kept is not None and members is not None
-    return Choice(places, kept, members)
-
-
-def _pass(means: Tensor, inverse: Tensor, leaving: int, fixed: tuple[int, ...], order: Tensor) -> tuple[Tensor, Tensor]:
-    """Let `leaving` tokens go into others; return the new places `[N, n]`, and those that stay `[N, n - leaving]`."""
-    products = means @ means.mT
+    inverse, products = per_weight / sizes, features @ features.mT
     squares = products.diagonal(dim1=1, dim2=2)
     gaps = (squares[:, :, None] + squares[:, None]).sub_(products, alpha=2)
-    apart = constant(_apart, means.shape[1], fixed, means.device)
-    increases = torch.addcdiv(apart, gaps, inverse[:, :, None] + inverse[:, None])
-    least, nearest = increases.min(dim=-1)  # the first of equal ones
-    of_pair = least.masked_fill(nearest > order, LAST)
-    late = torch.where(nearest.gather(1, nearest) == order, of_pair, LATE * least)
-    stay = late.sort(dim=-1, stable=True).indices[:, leaving:]
-    nearest = increases.gather(2, stay[:, None].expand(-1, means.shape[1], -1)).argmin(dim=-1)
-    return nearest.scatter(1, stay, order[: stay.shape[1]].expand_as(stay)), stay
+    apart = constant(_apart, features.shape[1], fixed, features.device)
+    costs = torch.addcdiv(apart, gaps, inverse[:, :, None] + inverse[:, None])
+    least, nearest = costs.min(dim=-1)  # the first of equal ones
+    in_pair = nearest.gather(1, nearest) == order
+    leaves_at = torch.where(in_pair, least.masked_fill(nearest > order, LAST), THIRD * least)
+    kept = leaves_at.sort(dim=-1, stable=True).indices[:, features.shape[1] - number :]
+    into = costs.gather(2, kept[:, None].expand_as(costs[..., :number])).argmin(dim=-1)
+    places = into.scatter(1, kept, order[:number].expand_as(kept))
+    return Choice(places, kept, (places[:, None] == order[:number, None]) / inverse[:, None])
 
 
 def in_order(sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
-    """Keep the first of the free tokens and put all others into the last of these; the fixed tokens end up last."""
+    """Keep the first of the free tokens, in the place of all others, too, the last of them; fixed ones end up last."""
     free = [place for place in range(sizes.shape[1]) if place not in {*fixed}]
     stay = number - len(fixed)
     into = {place: min(rank, stay - 1) for rank, place in enumerate(free)}
     into |= {place: stay + rank for rank, place in enumerate(fixed)}
     kept = constant(torch.tensor, (*free[:stay], *fixed), sizes.device)
     places = constant(torch.tensor, tuple(into[place] for place in range(sizes.shape[1])), sizes.device)
-    members = (places == constant(torch.arange, number, sizes.device)[:, None]) * sizes[:, None]
-    return Choice(places.expand(sizes.shape[0], -1), kept.expand(sizes.shape[0], -1), members)
+    return Choice(places.expand(sizes.shape[0], -1), kept.expand(sizes.shape[0], -1))
 
 
 def as_published(keys: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
@@ -136,7 +112,8 @@ def constant(make: Callable[..., Tensor], *args: Any) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _kept(make: Callable[..., Tensor], *args: Any) -> Tensor:
-    return make(*args[:-1], device=args[-1])
+    with torch.inference_mode(False):  # or no later backward pass could use it
+        return make(*args[:-1], device=args[-1])
 
 
 def _apart(number: int, fixed: tuple[int, ...], device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.merging import Choice, as_published, by_ward, constant, in_order, rule_for, schedule
+from facts.modules.merging import Choice, as_published, by_ward, constant, in_order, rule_for
 from facts.modules.networks import without_autocast
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Merge(nn.Module):
 
     Those at the places `fixed`, from the end if negative, are never merged. Without `directions`, a block goes on with
     what an earlier one has merged. With 0 of them, tokens are merged by the cosine of their keys, as published. If all
-    are zero, nothing reads these tokens later, as in front of a classifier of the class token: they are not compared.
+    are zero, nothing reads these tokens later, as in front of a classifier of the class token: they are left out.
     Queries and keys are known only `inside` the block, where its entry sees the tokens.
     """
 
@@ -154,7 +154,7 @@ class Merge(nn.Module):
     ) -> tuple[Choice, Tensor]:
         """Choose which tokens merge, and return how many originals weigh as much as one `[N, n]`."""
         if self.rule is in_order:
-            return in_order(sizes, number, fixed), torch.ones_like(sizes)
+            return in_order(sizes, number, fixed), sizes  # which are not used
         if self.rule is as_published:
             if call.key is None:
                 raise ValueError(
@@ -164,8 +164,7 @@ class Merge(nn.Module):
             return as_published(call.key.float().mean(dim=1), sizes, number, fixed), torch.ones_like(sizes)
         features = F.linear(x.float(), self.directions.float())  # bfloat16 changes one pair in seventy
         per_weight = call.originals_per_weight(sizes, fixed)
-        passes = schedule(x.shape[1] - len(fixed), x.shape[1] - number)
-        return by_ward(features, sizes, per_weight, passes, fixed), per_weight
+        return by_ward(features, sizes, per_weight, number, fixed), per_weight
 
     def number(self, num_all: int) -> int:
         """How many of the `num_all` tokens of an input remain."""

@@ -24,6 +24,7 @@ from facts.parts.base import USED_ELSEWHERE, Description, Found, Kind, Part, Pla
 from facts.parts.hidden import Hidden
 from facts.parts.layers import LayerPart, Selection
 from facts.parts.tokens import TokensOfBlocks
+from facts.utils.version import RESULTS
 
 KINDS: dict[str, tuple[Kind, ...]] = {"layers": (), "units": (Attention(), Hidden()), "tokens": (TokensOfBlocks(),)}
 """Kinds of parts by the name that chooses them. Linear layers in none of them are parts too, unless only tokens are."""
@@ -101,6 +102,11 @@ def kinds_of(chosen: str) -> list[Kind]:
     if wrong := ", ".join(repr(name) for name in names if name not in KINDS):
         raise ValueError(f"parts must be one of {', '.join(KINDS)}, or several, got {wrong}")
     return [kind for name in names for kind in KINDS[name]]
+
+
+def results_of(chosen: str) -> int:
+    """The version of what is computed with the `chosen` kinds; those that are not known here have none."""
+    return RESULTS + sum(kind.results for name in chosen.split(",") for kind in KINDS.get(name, ()))
 
 
 def part_at(model: nn.Module, name: str, chosen: str, described: Mapping[str, Description] = {}) -> Part | None:

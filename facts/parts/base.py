@@ -247,6 +247,9 @@ class Found:
 class Kind(ABC):
     """A kind of part: how to recognise it in a network."""
 
+    results: ClassVar[int] = 0
+    """Raised with every change that changes numbers of this kind alone; RESULTS stands for all others."""
+
     def protecting(self, protected: int | None, constant: Mapping[str, Any] | None) -> Self:
         """The same kind with a number of tokens at the front that parts leave alone.
 

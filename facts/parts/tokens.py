@@ -20,7 +20,7 @@ from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, KroneckerFactors, TwoSidedEstimator
 from facts.modules.lowrank import LinearLayer, LowRankLayer
-from facts.modules.merging import by_ward, schedule
+from facts.modules.merging import by_ward
 from facts.modules.tokens import (
     Merge,
     MergedBlock,
@@ -155,7 +155,7 @@ class Merging(Part):
         step = max(1, count // NUM_LEVELS)
         levels = [count, *range(count - step, 1, -step), 1]
         for before, number in pairwise(levels):
-            choice = by_ward(features, sizes, ones[:, :before], [before - number])
+            choice = by_ward(features, sizes, ones[:, :before], number)
             (features, sizes), places = choice.merged(features, ones[:, :before]), choice.places.gather(1, places)
             together = torch.where(places[:, :, None] == places[:, None], moves, 0).sum(dim=2)
             losses.append((together / sizes.gather(1, places)).sum(dim=1))
@@ -208,7 +208,7 @@ class _MergedStream(TokenStream):
     def forward(self, x: Tensor) -> Tensor:
         fixed = tuple(sorted({*range(x.shape[1])} - {*self.free}))
         sizes, features = torch.ones_like(x[..., 0]).float(), F.linear(x.float(), self.directions.to(x.device))
-        choice = by_ward(features, sizes, sizes, schedule(len(self.free), x.shape[1] - self.number), fixed)
+        choice = by_ward(features, sizes, sizes, self.number, fixed)
         return choice.merged(x, sizes)[0].take_along_dim(choice.places[..., None], dim=1)
 
 
@@ -252,6 +252,8 @@ class TokensOfBlocks(Kind):
     protected: int | None = None
     constant: Mapping[str, tuple[int, tuple[int, ...]]] | None = None
     unfit: set[tuple[str, type[nn.Module]]] = field(default_factory=set)
+
+    results = 1
 
     def protecting(self, protected: int | None, constant: Mapping[str, Any] | None) -> Self:
         return type(self)(protected, constant)

@@ -28,27 +28,24 @@ def merged(x, scores, sizes, places, kept, original, p, directions):
     The attention that tokens receive by these `scores [N, heads, n, n]` weighs them; originals have their `places`.
     """
     here, free, whole, now = (count - p for count in (places.shape[1], kept, original, x.shape[1]))
-    excess = now - max(1, (2 * here * free + whole) // (2 * whole))  # images of other sizes keep the same share
-    attention = scores.float().softmax(-1)
-    passes = [excess] if excess <= max(1, 0.2 * now) else [excess // 2, excess - excess // 2]
+    leaving = now - max(1, (2 * here * free + whole) // (2 * whole))  # images of other sizes keep the same share
+    if leaving <= 0:
+        return x, sizes, places
+    attention, order = scores.float().softmax(-1), torch.arange(now + p, device=x.device)
     received = attention.mean((1, 2)) * (attention[:, :, now:] if p else attention).mean((1, 2))
-    weights = sizes * received**0.25
-    for leaving in passes if excess > 0 else ():
-        n, features = x.shape[1], x.float() @ directions.float().T
-        loss = torch.cdist(features, features) ** 2 / (1 / weights[..., None] + 1 / weights[:, None])
-        loss[:, range(n), range(n)] = loss[:, n - p :] = loss[:, :, n - p :] = torch.inf
-        least, nearest = loss.min(-1)
-        order = torch.arange(n, device=x.device)
-        pair = nearest.gather(1, nearest) == order
-        late = 1e14 * least + 1e28 * pair
-        stay = torch.where(pair & (nearest < order), least, late).argsort(dim=-1, stable=True)[:, leaving:]
-        into = loss.gather(2, stay[:, None].expand(-1, n, -1)).argmin(-1)
-        into = into.scatter(1, stay, order[: n - leaving].expand_as(stay))
-        members = torch.nn.functional.one_hot(into, n - leaving).mT.float()
-        shares = members * weights[:, None]
-        x, places = (shares / shares.sum(-1, keepdim=True)).to(x.dtype) @ x, into.gather(1, places)
-        sizes, weights = ((members @ each[..., None])[..., 0] for each in (sizes, weights))
-    return x, sizes, places
+    weights, features = sizes * received**0.25, x.float() @ directions.float().T
+    loss = torch.cdist(features, features) ** 2 / (1 / weights[..., None] + 1 / weights[:, None])
+    loss[:, order, order] = loss[:, now:] = loss[:, :, now:] = torch.inf
+    least, nearest = loss.min(-1)
+    pair = nearest.gather(1, nearest) == order
+    late = torch.where(pair, least, 2 * least).masked_fill(pair & (nearest > order), 1e28)
+    stay = late.argsort(dim=-1, stable=True)[:, leaving:]
+    into = loss.gather(2, stay[:, None].expand(-1, now + p, -1)).argmin(-1)
+    into = into.scatter(1, stay, order[leaving:].expand_as(stay) - leaving)
+    members = torch.nn.functional.one_hot(into, now + p - leaving).mT.float()
+    shares = members * weights[:, None]
+    x = (shares / shares.sum(-1, keepdim=True)).to(x.dtype) @ x
+    return x, (members @ sizes[..., None])[..., 0], into.gather(1, places)
 
 
 class Merging(nn.Sequential):

@@ -2,13 +2,14 @@
 
 Profiles promise too much for early blocks and for large steps. So the error of the network is measured with the count
 of one block changed at a time; the most promising pairs of changes that together keep the budget are measured, too,
-alone and together.
+alone and together. In the end, small merges go one by one, as long as that costs next to nothing.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate, permutations
+from itertools import accumulate, pairwise, permutations
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ NUM_ROUNDS = 4
 NUM_ALONE, NUM_TOGETHER = 2, 3  # pairs of changes: measured by themselves, and at most so many at once
 NUM_FINALISTS = 2  # of those pairs; the others are measured on one half of the samples only
 STEPS = 12  # of so many equal ones, the first changes move one
+TOLERANCE = 0.03  # of the error: so much more is taken for fewer merges
+MOST_FOR_ONE = 3  # times the tokens that a block keeps may leave another one in its place
 NUM_SCREENED = 64  # samples, or one batch, on which single changes are measured
 Counts = dict[str, int]
 Samples = Sequence[tuple[Batch, list[Any]]]
@@ -54,7 +57,19 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
             break
         else:
             step = max(1, step // 2)
+    most_error = math.inf
+    while fewer := moves.with_fewer_merges(counts):
+        error, *errors = _measured(problem, network, chain, [counts, *fewer], samples)
+        most_error = min(most_error, close_to(error))
+        if min(errors) > most_error:
+            break
+        counts = fewer[errors.index(min(errors))]
     return plan | _as_plan(chain, counts)
+
+
+def close_to(error: float) -> float:
+    """The largest error that counts as equal; by rounding, the least one may be negative."""
+    return error + TOLERANCE * abs(error)
 
 
 def _effective(chain: Sequence[Part], plan: Mapping[str, int | None]) -> Counts:
@@ -110,6 +125,20 @@ class _Moves:
             if _num_merges(self.chain, both) <= self.most and self.problem.fits(self.plan | _as_plan(self.chain, both)):
                 return both
         return None
+
+    def with_fewer_merges(self, counts: Counts) -> list[Counts]:
+        """Let the block of the smallest step merge nothing, and one next to it as much more as the budget asks for."""
+        before = dict(zip(counts, [self.chain[0].tokens, *counts.values()], strict=False))
+        steps = {name: before[name] - counts[name] for name in counts if counts[name] < before[name]}
+        merging, found = [*steps], list[Counts]()
+        smallest = min(steps, key=steps.__getitem__, default="")
+        for other in (one if two == smallest else two for one, two in pairwise(merging) if smallest in (one, two)):
+            for more in range(steps[smallest], MOST_FOR_ONE * steps[smallest]):
+                both = self.moved(counts, other, smallest, more)
+                if both and _num_merges(self.chain, both) < len(merging):
+                    found.append(both)
+                    break
+        return found
 
     def pairs(self, counts: Counts, step: int) -> dict[tuple[str, str], Counts]:
         """What each pair of blocks, the first with fewer tokens and the second with more, makes of the counts."""

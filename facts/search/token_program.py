@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,18 +20,33 @@ from facts.parts import Part
 from facts.parts.base import Plan
 from facts.search.base import AllocationProblem, Profile, Search
 from facts.search.integer_program import Allocation, allocate
-from facts.search.refinement import refined
+from facts.search.refinement import close_to, refined
 from facts.utils.options import Positive, options
 
 NUM_HALVINGS = 40  # of the range of prices
-# Profiles promise too much for large steps, and for widths against tokens: plans are made with limits on the share of
-# the tokens that a block merges, except the last, and with discounts on the errors of tokens; measurement decides.
-LIMITS = (0.14, 0.25, 0.4, math.inf)
-LIMITS_AND_DISCOUNTS = ((0.14, 0.5), (0.14, 0.25), (0.25, 1.0), (0.25, 0.5), (0.25, 0.25))
 MERGE = 0.004  # of the budget is what a block costs that merges, beside what is counted
 MOST_MERGES = 6  # in one list of blocks: until then, that cost is doubled
-TOLERANCE = 0.03  # of the least error: the plan with the fewest merges within it is taken
 NUM_COMPARED = 256  # samples on which plans are compared
+
+
+class Limits(NamedTuple):
+    """Where a plan merges: no block but the last one merges more than the fraction `most` of the tokens.
+
+    Errors are multiplied by `discount`. The share `spared` of the blocks, the first ones, merge nothing.
+    """
+
+    most: float = math.inf
+    discount: float = 1.0
+    spared: float = 0.0
+
+
+# Profiles promise too much for early blocks, for large steps, and for widths against tokens: measurement decides.
+FREE = Limits()
+ALONE = Limits(0.14), Limits(0.2, 1.0, 0.25), Limits(0.25), Limits(0.25, 1.0, 0.25), Limits(0.4), FREE
+WITH_WIDTHS = (
+    *(Limits(0.14, 0.5), Limits(0.25)),
+    *(Limits(most, discount, 0.25) for most, discount in ((0.14, 0.5), (0.14, 0.25), (0.2, 0.5), (0.25, 0.5))),
+)
 
 
 @options
@@ -66,9 +81,9 @@ class MILPSearch(Search):
         samples = [(batch, list[Any]()) for batch in problem.sensitivity.few_samples(NUM_COMPARED)]
         least, measured = math.inf, list[float]()
         for plan, _ in plans:
-            measured.append(summed_error(problem, plan, samples, _close_to(least)))
+            measured.append(summed_error(problem, plan, samples, close_to(least)))
             least = min(least, measured[-1])
-        close = [each for each, lost in zip(plans, measured, strict=True) if lost <= _close_to(least)]
+        close = [each for each, lost in zip(plans, measured, strict=True) if lost <= close_to(least)]
         plan, solution = min(close, key=lambda each: program.num_merges(each[0]))
         for chain in program.chains if program.num_merges(plan) else ():
             plan = refined(problem, chain, plan, samples, MOST_MERGES)
@@ -109,11 +124,6 @@ def summed_error(
         if total > most:
             return math.inf
     return total
-
-
-def _close_to(error: float) -> float:
-    """The largest error that counts as equal; by rounding, the least one may be negative."""
-    return error + TOLERANCE * abs(error)
 
 
 @dataclass(frozen=True)
@@ -163,27 +173,28 @@ class TokenProgram:
                 found[part.name] = dict(zip(counts, np.maximum.accumulate(errors).tolist(), strict=True))
         return found
 
-    def tokens_at(self, price: float, most: float = math.inf, discount: float = 1.0, merge: float = 0.0) -> Plan:
+    def tokens_at(self, price: float, limits: Limits = FREE, merge: float = 0.0) -> Plan:
         """The counts of all blocks with the least errors plus cost at a price, which costs a whole budget.
 
-        No block but the last one merges more than the fraction `most` of the tokens. Their errors are multiplied by
-        `discount`. To merge at all costs `merge` of the budget.
+        To merge at all costs `merge` of the budget.
         """
-        plans = (self._chain_at(chain, price, most, discount, merge) for chain in self.chains)
+        plans = (self._chain_at(chain, price, limits, merge) for chain in self.chains)
         return {name: count for plan in plans for name, count in plan.items()}
 
-    def _chain_at(self, chain: list[Part], price: float, most: float, discount: float, merge: float) -> Plan:
+    def _chain_at(self, chain: list[Part], price: float, limits: Limits, merge: float) -> Plan:
         counts = [*self.cumulative[chain[0].name]]
         start = np.full(len(counts), np.inf)
         start[0] = 0.0  # all tokens enter the first block
         origins, steps = [], np.subtract.outer(counts, counts)
-        for part in chain:
-            errors = discount * np.array([*self.cumulative[part.name].values()])
+        for place, part in enumerate(chain):
+            errors = limits.discount * np.array([*self.cumulative[part.name].values()])
             tables = [self._tables[name] for name in self.within[part.name]]
             within = sum((lost + price * costs).min(axis=1) for _, lost, costs in tables)
             total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
             total += price * merge * (steps > 0)
-            largest = math.inf if part is chain[-1] else most * counts[0]  # no block behind reads those
+            largest = math.inf if part is chain[-1] else limits.most * counts[0]  # no block behind reads those
+            if place < limits.spared * len(chain):
+                largest = 0
             total[(steps < 0) | (steps > largest)] = np.inf  # tokens do not come back
             origins.append(total.argmin(axis=0))
             start = total.min(axis=0)
@@ -229,30 +240,30 @@ class TokenProgram:
             plan[name] = choices[(errors + price * costs[seen]).argmin()]
         return plan
 
-    def few_merges(self, most: float = math.inf, discount: float = 1.0) -> Plan:
+    def few_merges(self, limits: Limits) -> Plan:
         """The counts within the budget, with a cost of merging at which no list of blocks has too many merges."""
         merge = MERGE
-        plan = self.within_budget(most, discount, merge)
+        plan = self.within_budget(limits, merge)
         while self.num_merges(plan) > MOST_MERGES * len(self.chains) and merge < 1:  # the limit may ask for more
             merge *= 2
-            plan = self.within_budget(most, discount, merge)
+            plan = self.within_budget(limits, merge)
         return plan
 
     def num_merges(self, plan: Plan) -> int:
         """How many blocks merge tokens with a plan."""
         return sum(plan[part.name] is not None for chain in self.chains for part in chain)
 
-    def within_budget(self, most: float, discount: float, merge: float) -> Plan:
+    def within_budget(self, limits: Limits, merge: float) -> Plan:
         """The counts at the least price at which they and the widths at that price fit the budget."""
         low, high = 1e-9, 1e9
         for _ in range(NUM_HALVINGS):
             price = math.sqrt(low * high)
-            tokens = self.tokens_at(price, most, discount, merge)
+            tokens = self.tokens_at(price, limits, merge)
             if self.problem.fits(self.widths_at(price, tokens)):
                 high = price
             else:
                 low = price
-        return self.tokens_at(high, most, discount, merge)
+        return self.tokens_at(high, limits, merge)
 
     def plans(self) -> Iterator[Mapping[str, int | None]]:
         """Counts of tokens to compare: the program's with several limits, and, without widths, equal steps."""
@@ -260,10 +271,10 @@ class TokenProgram:
             yield {part.name: None for chain in self.chains for part in chain}
             return
         if not any(self.within.values()):
-            yield from (self.spent_on(self.few_merges(most)) for most in LIMITS)
+            yield from (self.spent_on(self.few_merges(limits)) for limits in ALONE)
             yield self.problem.at_common_ratio(self.constant)
             return
-        yield from (self.few_merges(most, discount) for most, discount in LIMITS_AND_DISCOUNTS)
+        yield from map(self.few_merges, WITH_WIDTHS)
 
     def constant(self, ratio: float) -> dict[str, int]:
         """The same number of tokens merged in each block, such that `ratio` of them remain on average."""

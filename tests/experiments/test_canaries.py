@@ -9,14 +9,15 @@ from experiments.compose import CONF
 from experiments.output.tables import number, read_entries
 from experiments.record import published_records
 from experiments.runner import run_cell
-from facts.utils.version import RESULTS
+from facts.parts import results_of
 
 CANARIES = OmegaConf.load(f"{CONF}/experiment/canaries.yaml")
 FOLDER = Path(CONF).parent / "results/mini"
+AGAIN = "run python -m experiments.reproduce experiment=canaries"
 ADVICE = (
-    "the digits of {} have changed. If that is meant: raise RESULTS in facts/utils/version.py and run `python -m "
-    "experiments.reproduce experiment=canaries`. If it also happens without your change, this processor rounds "
-    "otherwise: then nothing is wrong, so far as the other canaries and the last digit agree."
+    "the digits of {} have changed. If that is meant: raise RESULTS in facts/utils/version.py, or `results` of a kind "
+    f"in facts/parts, and {AGAIN}. If it also happens without your change, this processor rounds otherwise: then "
+    "nothing is wrong, so far as the other canaries and the last digit agree."
 )
 
 
@@ -26,7 +27,9 @@ def test_what_is_computed_changes_with_the_number_of_the_results(make_cell, row)
     entries = {entry.metric: entry for entry in read_entries(FOLDER / "tables/canaries.csv") if entry.row == row}
     records = {record.fingerprint: record for record in published_records("canaries", FOLDER)}
     committed = records[entries["top1"].fingerprint]
-    assert committed.identity["results"] == RESULTS, "run python -m experiments.reproduce experiment=canaries"
+    assert committed.identity["results"] == results_of(committed.config["parts"]), (
+        "run python -m experiments.reproduce experiment=canaries"
+    )
     record = run_cell(make_cell(f"task={CANARIES.task}", *CANARIES.overrides, *CANARIES.mini, *CANARIES.rows[row]))
     digits = {metric: number(record.metrics[metric]) for metric in CANARIES.metrics}
     assert digits == {metric: number(entries[metric].ours) for metric in CANARIES.metrics}, ADVICE.format(row)

@@ -86,10 +86,11 @@ def test_merging_equal_tokens_changes_nothing_and_each_keeps_its_place():
 
 
 def test_outputs_permute_with_tokens():
+    """As long as pairs merge: among three, the order of tokens decides which one the others are compared with."""
     model, order = vit(num_classes=0, global_pool="", class_token=False), torch.randperm(16)
     model.pos_embed.data.zero_()
     prepared = facts.prepare(model, [x for x, _ in batches()], parts="tokens")
-    plan = {"blocks.0.tokens": 11, "blocks.1.tokens": None, "blocks.2.tokens": 6}
+    plan = {"blocks.0.tokens": 14, "blocks.1.tokens": None, "blocks.2.tokens": 12}
     merged = prepared.apply(plan, prepared.decompositions(facts.estimators.FACTS()))
     patches = torch.randn(2, 16, 3, 16, 16).double()
     found, permuted, dense = (
@@ -201,11 +202,14 @@ def test_slopes_are_the_gradients_times_the_moves(prepared):
     x, g = torch.randn(5, part.tokens - part.protected, 48), torch.randn(5, part.tokens - part.protected, 48)
     decomposition = prepared.decompositions(prepared.resolve_defaults(facts.estimators.FACTS()))["blocks.1.tokens"]
     lost = part.slopes(LayerBatch(x, g), decomposition).flip(-1).cumsum(-1).flip(-1)  # at 0 .. T - 1 tokens
-    features, ones = x @ decomposition.right.float().mT, torch.ones(5, len(x[0]))
-    for number in range(1, len(x[0])):
-        found = by_ward(features, ones, ones, [1] * number)
-        moved = found.merged(x, ones)[0].take_along_dim(found.places[..., None], dim=1) - x
-        assert torch.allclose(lost[:, part.protected + len(x[0]) - number], (g * moved).sum(dim=(1, 2)), atol=1e-4)
+    count, means, features = len(x[0]), x, x @ decomposition.right.float().mT
+    places, sizes = torch.arange(count).expand(5, -1), torch.ones(5, count)
+    for number in range(count - 1, 0, -1):
+        choice = by_ward(features, sizes, ones := torch.ones_like(sizes), number)
+        (features, sizes), (means, _) = (choice.merged(each, ones) for each in (features, means))
+        places = choice.places.gather(1, places)
+        moved = means.take_along_dim(places[..., None], dim=1) - x
+        assert torch.allclose(lost[:, part.protected + number], (g * moved).sum(dim=(1, 2)), atol=1e-4)
 
 
 def test_the_program_finds_the_plan_of_brute_force(prepared):

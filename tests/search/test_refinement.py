@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -27,6 +28,16 @@ def test_it_is_within_the_budget_and_never_worse(problem, samples):
     before = summed_error(problem, plan, samples, torch.inf)
     found = refined(problem, list(problem.parts.values()), plan, samples, 6)
     assert found != plan and problem.fits(found) and summed_error(problem, found, samples, torch.inf) < before
+
+
+def test_the_smallest_merge_goes_for_more_in_one_other_block(problem):
+    chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (15, 15, 8, 6), strict=True))
+    plan = problem.at_common_ratio(TokenProgram(problem, {}).constant)
+    found = _Moves(problem, chain, plan, 6).with_fewer_merges(counts)  # blocks 0 and 3 have the smallest steps
+    assert found and all(problem.fits(plan | each) for each in found)
+    for each in found:
+        assert each[chain[0].name] == 17 and sum(one < other for one, other in pairwise([17, *each.values()])) == 2
+    assert not _Moves(problem, chain, plan, 6).with_fewer_merges(dict.fromkeys(counts, 17))
 
 
 def test_kept_outputs_do_not_change_what_is_measured(problem, samples):
