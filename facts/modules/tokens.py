@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from facts.modules.lowrank import LowRankLayer
@@ -34,12 +35,13 @@ ATTENTION = 0.25  # power of the attention that a token receives from all tokens
 class Clusters(NamedTuple):
     """Merged tokens as groups of originals: their `sizes [N, n]`, and the logarithms of these, `bias [N, 1, 1, n]`.
 
+    Where tokens are left out, since nothing reads them, there is no bias.
     `rows [N, n]` and `places [N, T]` count on from sample to sample: where one original of each token is, and where
     each original's token is.
     """
 
     sizes: Tensor
-    bias: Tensor
+    bias: Tensor | None
     rows: Tensor
     places: Tensor
 
@@ -80,7 +82,7 @@ class MergeState:
         if found is None or found.places.shape != x.shape[:2]:
             return None
         if found.rows.device != x.device:  # the blocks are on several
-            found = Clusters(*(each.to(x.device) for each in found))
+            found = tree_map_only(Tensor, lambda each: each.to(x.device), found)
         self.known[x.untyped_storage()] = found
         return found
 
@@ -147,7 +149,8 @@ class Merge(nn.Module):
                 rows, places = clusters.rows.gather(1, choice.kept), places.flatten()[clusters.places]
         with without_autocast(x.device):
             x, sizes = choice.merged(x, per_weight)
-        return x, Clusters(sizes, sizes.log()[:, None, None], rows, places)
+        bias = None if choice.members is None else sizes.log()[:, None, None]
+        return x, Clusters(sizes, bias, rows, places)
 
     def _choice(
         self, x: Tensor, sizes: Tensor, number: int, fixed: tuple[int, ...], call: "BlockCall"

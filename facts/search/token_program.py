@@ -42,11 +42,8 @@ class Limits(NamedTuple):
 
 # Profiles promise too much for early blocks, for large steps, and for widths against tokens: measurement decides.
 FREE = Limits()
-ALONE = Limits(0.14), Limits(0.2, 1.0, 0.25), Limits(0.25), Limits(0.25, 1.0, 0.25), Limits(0.4), FREE
-WITH_WIDTHS = (
-    *(Limits(0.14, 0.5), Limits(0.25)),
-    *(Limits(most, discount, 0.25) for most, discount in ((0.14, 0.5), (0.14, 0.25), (0.2, 0.5), (0.25, 0.5))),
-)
+ALONE = Limits(0.14), Limits(0.2, 1.0, 0.25), Limits(0.25), Limits(0.4), FREE
+WITH_WIDTHS = Limits(0.14, 0.5), Limits(0.25), Limits(0.2, 0.5, 0.25), Limits(0.14, 0.25, 0.25)
 
 
 @options

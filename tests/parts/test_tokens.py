@@ -26,7 +26,7 @@ from facts.moments.batch import LayerBatch
 from facts.parts.tokens import Merging
 from facts.saving import standalone
 from facts.search import token_program
-from facts.search.token_program import TokenProgram
+from facts.search.token_program import Limits, TokenProgram
 from tests.networks import image_batches
 from tests.refusals import refuses
 from tests.toys import Net
@@ -245,6 +245,7 @@ def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
         return summed_error(problem, plan, samples, most)
 
     monkeypatch.setattr(token_program, "summed_error", noted)
+    monkeypatch.setattr(token_program, "WITH_WIDTHS", [*token_program.WITH_WIDTHS, Limits(0.6, 0.1)])
     monkeypatch.setattr(token_program, "refined", lambda problem, chain, plan, *_: plan)
     found = facts.compress(prepared, ratio=0.6)
     as_good = [plan for plan, error in zip(plans, errors, strict=True) if error <= 1.03 * min(errors)]

@@ -1,12 +1,11 @@
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 
 import facts
 from facts.search import AllocationProblem
-from facts.search.refinement import _measured, _Moves, _place_of_least, refined
+from facts.search.refinement import _as_plan, _measured, _Moves, _place_of_least, refined
 from facts.search.token_program import TokenProgram, summed_error
 from tests.parts.test_tokens import batches, vit
 
@@ -31,13 +30,13 @@ def test_it_is_within_the_budget_and_never_worse(problem, samples):
 
 
 def test_the_smallest_merge_goes_for_more_in_one_other_block(problem):
-    chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (15, 15, 8, 6), strict=True))
-    plan = problem.at_common_ratio(TokenProgram(problem, {}).constant)
-    found = _Moves(problem, chain, plan, 6).with_fewer_merges(counts)  # blocks 0 and 3 have the smallest steps
-    assert found and all(problem.fits(plan | each) for each in found)
-    for each in found:
-        assert each[chain[0].name] == 17 and sum(one < other for one, other in pairwise([17, *each.values()])) == 2
-    assert not _Moves(problem, chain, plan, 6).with_fewer_merges(dict.fromkeys(counts, 17))
+    chain, counts = list(problem.parts.values()), dict(zip(problem.parts, (16, 12, 12, 6), strict=True))
+    plan = _as_plan(chain, counts)
+    problem = replace(problem, bounds={"flops": problem.spent(plan)[0] / problem.dense[0]})
+    moves = _Moves(problem, chain, plan, 6)
+    (found,) = moves.with_fewer_merges(counts)
+    assert [*found.values()] == [17, 11, 11, 6] and problem.fits(_as_plan(chain, found))
+    assert not moves.with_fewer_merges(dict.fromkeys(counts, 17))
 
 
 def test_kept_outputs_do_not_change_what_is_measured(problem, samples):
