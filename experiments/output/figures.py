@@ -215,7 +215,7 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         shares = [column.partition(", ")[2] or column for column in columns]
         axes.set_xticks(range(len(columns)), shares)
         axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
-    every[0].set_ylabel(f"points of top-1 from {reference}, ± error")
+    every[0].set_ylabel(f"points of top-1 from {reference}, ± standard error")
     shown = values[values.method.isin(drawn)]
     show_where_methods_differ(every[0], shown.difference)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
@@ -258,7 +258,7 @@ def show_where_methods_differ(axes: Axes, differences: pd.Series) -> None:
         axes.set_ylim(-most, max(0, differences.max()) + most / 5)
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         style: dict[str, Any] = {"fontsize": 6, "ha": "left", "bbox": ground, "transform": axes.transAxes}
-        axes.text(0.01, 0.03, "lower points: in the table", **style)
+        axes.text(0.01, 0.03, "lower points are cut off: see the table", **style)
 
 
 def ranking_values(experiment: Experiment, records: Records) -> pd.DataFrame:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-THIRD = 2.0  # factor on the increase of a token whose nearest has a nearer one: that would be a cluster of three
-LAST = 1e28  # in place of the increase of the token that stays of a pair
+THIRD = 2.0  # factor on the cost of a token whose nearest has a nearer one, since they would be three
+LAST = 1e28  # in place of the cost of the token that stays of a pair
 
 
 class Choice(NamedTuple):
@@ -44,8 +44,8 @@ def by_ward(features: Tensor, sizes: Tensor, per_weight: Tensor, number: int, fi
 
     The weight of a token is its size `[N, n]` over `per_weight`, the number of originals for a unit of weight.
     Merging tokens a and b of weights v and w costs v w / (v + w) ‖a - b‖², by `features [N, n, k]` in float32. Tokens
-    leave in the order of this cost with their nearest, of two that are each other's nearest only the later one, and
-    merge with the nearest that stays. At equal costs, the first token comes first.
+    leave in the order of this cost with their nearest, at equal costs in their own, and merge with the nearest that
+    stays. Of two that are each other's nearest, only the later one leaves; other tokens count as `THIRD` as expensive.
     """
     order = constant(torch.arange, features.shape[1], features.device)
     inverse, products = per_weight / sizes, features @ features.mT

@@ -168,7 +168,7 @@ def test_an_axis_ends_where_a_method_loses_many_times_what_most_lose(worst, bott
     records = {"method": judged(165, gflops=2.0), **others, "worst": judged(worst, gflops=6.0)}
     (axes,) = drawn_from(drawing("steps", *records), records)[0].axes
     assert axes.get_ylim()[0] == pytest.approx(bottom) if bottom else -5 < axes.get_ylim()[0] < worst / 2 - 82.5
-    assert ("lower points: in the table" in [text.get_text() for text in axes.texts]) == bool(bottom)
+    assert ("lower points are cut off: see the table" in [text.get_text() for text in axes.texts]) == bool(bottom)
 
 
 def test_speeds_are_those_over_the_original_ours_filled_and_the_papers_hollow(tmp_path, monkeypatch):
