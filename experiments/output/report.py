@@ -192,7 +192,7 @@ def _reason(result: Result, cell: Entry) -> str:
 
 def is_outdated(record: Record) -> bool:
     """Whether a change of what is computed has made a record's numbers those of earlier code."""
-    return record.identity.get("results") != results_of(record.config["parts"])
+    return record.identity.get("results") != results_of(record.config.get("parts", "layers"))
 
 
 def provenance(records: list[Record]) -> pd.DataFrame:
