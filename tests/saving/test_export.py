@@ -252,24 +252,3 @@ def test_runtimes_are_those_of_the_device_and_of_what_is_installed(monkeypatch):
         facts.benchmark({"own": make_vit()}, IMAGES, runtimes=["OpenVINO, float32"])
     with pytest.raises(ValueError, match="no runtime 'ONNX Runtime, float32' here"):
         facts.benchmark({"texts": make_causal_lm()}, torch.zeros(2, 8).long(), runtimes=["ONNX Runtime, float32"])
-
-
-COMPILED = """
-import torch
-import facts
-from facts.saving import export
-from tests.networks import make_vit
-images = torch.randn(4, 3, 16, 16)
-network = facts.compress(make_vit().float(), [images], estimator="pela", search="uniform", form="plain").model
-expected, *found = [export._in_pytorch(network, torch.float32, each)(images) for each in export.COMPILERS.values()]
-for outputs in found:
-    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
-"""
-
-
-def test_compilers_compute_the_network():
-    """Seen on a CPU, where neither CUDA graphs nor kernels of Triton run.
-
-    By a process of its own: behind tests that load other libraries, a compiled network ended one by signal 11.
-    """
-    subprocess.run([sys.executable, "-c", COMPILED], check=True)
