@@ -35,9 +35,8 @@ ATTENTION = 0.25  # power of the attention that a token receives from all tokens
 class Clusters(NamedTuple):
     """Merged tokens as groups of originals: their `sizes [N, n]`, and the logarithms of these, `bias [N, 1, 1, n]`.
 
-    Where tokens are left out, since nothing reads them, there is no bias.
-    `rows [N, n]` and `places [N, T]` count on from sample to sample: where one original of each token is, and where
-    each original's token is.
+    Where tokens are left out, there is no bias. `rows [N, n]` and `places [N, T]` count on from sample to sample: where
+    one original of each token is, and where each original's token is.
     """
 
     sizes: Tensor

@@ -252,7 +252,6 @@ class TokensOfBlocks(Kind):
     protected: int | None = None
     constant: Mapping[str, tuple[int, tuple[int, ...]]] | None = None
     unfit: set[tuple[str, type[nn.Module]]] = field(default_factory=set)
-
     results = 1
 
     def protecting(self, protected: int | None, constant: Mapping[str, Any] | None) -> Self:
