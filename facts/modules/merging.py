@@ -63,7 +63,7 @@ def by_ward(features: Tensor, sizes: Tensor, per_weight: Tensor, number: int, fi
 
 
 def in_order(sizes: Tensor, number: int, fixed: tuple[int, ...] = ()) -> Choice:
-    """Keep the first of the free tokens, in the place of all others, too, the last of them; fixed ones end up last."""
+    """Keep the first free tokens, the last of them in the place of those left out; the fixed tokens end up last."""
     free = [place for place in range(sizes.shape[1]) if place not in {*fixed}]
     stay = number - len(fixed)
     into = {place: min(rank, stay - 1) for rank, place in enumerate(free)}
