@@ -344,21 +344,26 @@ def notes_on(experiment: Experiment, entries: Collection[Entry]) -> list[str]:
 
 
 def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
-    """Say which method is best, or level with the best, in most columns, and which is next; empty without methods."""
+    """Say which method, or which value of a setting, is best, or level with the best, in most columns, and the next.
+
+    Empty without two to compare.
+    """
     ranked = (entry for entry in entries if entry.metric == experiment.ranked_by and entry.ours is not None)
     own = pd.DataFrame(
         [entry for entry in ranked if is_method(experiment, entry.row)], columns=[*Entry.__annotations__]
     )
     if own.row.nunique() < 2:
         return ""
-    which, num_columns = best_of(experiment.ranked_by), own.column.nunique()
+    which, num_columns, setting = best_of(experiment.ranked_by), own.column.nunique(), experiment.axis_title
     leads = (own.ours == own.groupby("column").ours.transform(which)) | (own.behind.astype(float) <= ERRORS_APART)
     counts, means = leads.groupby(own.row).sum(), own.groupby("row").ours.mean()
     if counts.min() == num_columns:
-        return f"No method leads: all {len(counts)} are level with the best" + " in every column" * (num_columns > 1)
+        level = f"all {len(counts)} are level with the best" + " in every column" * (num_columns > 1)
+        return f"No {setting or 'method'} leads: {level}"
     order = pd.DataFrame({"count": counts, "mean": means if which == "max" else -means})
     first, *others = order.sort_values(["count", "mean"], ascending=False).index
     name, where = experiment.row_titles.get(first, first), f" in {counts[first]} of {num_columns} columns"
+    name = f"{setting[:1].upper()}{setting[1:]}: {name}" if setting else name
     if own.behind.isna().all():
         return f"{name} has the best value{where * (num_columns > 1)}, but its lead is not tested"
     together = int((counts == counts[first]).sum()) - 1

@@ -40,6 +40,7 @@ NUM_SAMPLES = 300  # that calibrate int8, NNCF's default
 NUM_COMPARED = 32
 USELESS = 1.0  # relative squared error of outputs that are all zero
 LAYERS = ["Conv", "Gemm", "MatMul"]
+WIDEST = 128  # times the root mean square of a layer's inputs: of a wider range, a step of 8 bits is more than half of it
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILERS: dict[str, dict[str, Any] | None] = {  # arguments of torch.compile
     "PyTorch": None,
@@ -170,11 +171,34 @@ def _of_merging(network: Any) -> list[str]:
     return [name for name, each in scopes.items() if merge in each.get("pkg.torch.onnx.class_hierarchy", "")]
 
 
+def _with_outliers(network: Any, folder: Path, samples: list[Tensor]) -> list[str]:
+    """Names of the layers in an ONNX network in `folder` whose inputs are mostly small beside their range."""
+    import onnx
+    import onnxruntime
+
+    constants = {each.name for each in network.graph.initializer}
+    layers = [node for node in network.graph.node if node.op_type in LAYERS and node.input[1] in constants]
+    inside = list(dict.fromkeys(node.input[0] for node in layers if node.input[0] != "input"))
+    network.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inside)
+    onnx.save(network, file := folder / "inputs_of_layers.onnx")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    found = [[each.astype(np.float64) for each in session.run(inside, {"input": sample.numpy()})] for sample in samples]
+    wide = set()
+    for name, values in zip(inside, zip(*found, strict=True), strict=True):
+        size = sum(each.size for each in values)
+        square = sum(np.square(each).sum() for each in values)
+        span = max(each.max() for each in values) - min(each.min() for each in values)
+        if span > WIDEST * np.sqrt(square / size):
+            wide.add(name)
+    return [node.name for node in layers if node.input[0] in wide]
+
+
 def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
     """Round the weights of linear layers and convolutions, one scale per channel, and their inputs, one per tensor.
 
-    Everything else stays in float32, such as attention's products. So do outputs: if they are rounded too, some
-    releases of ONNX Runtime fuse layers incorrectly. Uses its static quantization in the default format.
+    Everything else stays in float32, such as attention's products, and layers whose inputs have outliers. So do
+    outputs: if they are rounded too, some releases of ONNX Runtime fuse layers incorrectly. Uses its static
+    quantization in the default format.
     """
     from onnxruntime.quantization import quantize_static
 
@@ -185,7 +209,8 @@ def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
 
     import onnx
 
-    exact = _of_merging(onnx.load(file, load_external_data=False))
+    network = onnx.load(file, load_external_data=False)
+    exact = [*_of_merging(network), *_with_outliers(network, file.parent, samples[:NUM_COMPARED])]
     reader: Any = SimpleNamespace(get_next=partial(next, inputs(), None))
     with progress_of("int8") as show, silence():  # it recommends steps that change nothing in such a file
         quantize_static(

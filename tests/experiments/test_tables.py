@@ -73,6 +73,9 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert tables.finding_of(experiment, entries) == "B is best, level with 1 of 2 others"
     level = entries_of(experiment, measured({"A": 61.5, "B": 62.25}), comparable=False)
     assert tables.finding_of(experiment, level) == "No method leads: all 2 are level with the best"
+    setting = replace(experiment, axis_title="bound")
+    assert tables.finding_of(setting, level) == "No bound leads: all 2 are level with the best"
+    assert tables.finding_of(setting, entries) == "Bound: B is best, level with 1 of 2 others"
     unknown = [replace(entry, standard_error=None, behind=None) for entry in entries]
     assert tables.finding_of(experiment, unknown) == "B has the best value, but its lead is not tested"
     table = pd.read_csv(tmp_path / "demo.csv")

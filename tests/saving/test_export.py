@@ -211,6 +211,15 @@ def test_float32_is_exact_and_int8_smaller_and_near(export, kind, beside, size, 
     assert sizes[0] < size * sizes[1]
 
 
+def test_layers_whose_inputs_have_outliers_stay_in_float32(tmp_path):
+    """One of 2,048 hidden values is a thousand times as large as the others: 255 steps would leave nothing of those."""
+    model = nn.Sequential(nn.Linear(24, 2048), nn.Linear(2048, 8)).eval()
+    with torch.no_grad():
+        model[0].weight[0] *= 1000
+        model[1].weight[:, 0] = 0
+    assert 0 < facts.export_onnx(model, EXAMPLE, tmp_path / "model.onnx", int8=[torch.randn(64, 24)]) < 1e-3
+
+
 @by_openvino
 def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     model, example, out = make_vit().float(), torch.randn(1, 3, 16, 16), tmp_path / "vit.xml"
