@@ -40,7 +40,7 @@ NUM_SAMPLES = 300  # that calibrate int8, NNCF's default
 NUM_COMPARED = 32
 USELESS = 1.0  # relative squared error of outputs that are all zero
 LAYERS = ["Conv", "Gemm", "MatMul"]
-WIDEST = 128  # times the root mean square of a layer's inputs: of a wider range, a step of 8 bits is more than half of it
+WIDEST = 128  # times the root mean square of inputs may their range be: then a step of 8 bits is half of it
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILERS: dict[str, dict[str, Any] | None] = {  # arguments of torch.compile
     "PyTorch": None,
