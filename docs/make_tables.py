@@ -239,7 +239,7 @@ def baselines() -> Rows:
 
 
 def int8() -> Rows:
-    yield "top-1", "float32", "OpenVINO", "agreement", "ONNX Runtime", "agreement", "MB", "in int8"
+    yield "top-1", "float32", "OpenVINO int8", "agreement", "ONNX Runtime int8", "agreement", "MB", "in int8"
     rows = "float32", "int8", "int8, ONNX Runtime"
     for column in dict.fromkeys(table("photos/int8").column):
         top1, agreement, size = (
@@ -279,7 +279,7 @@ def paper_claims() -> Rows:
         yield _claim(f"FACTS + CoRS leads pruning, {title}", *_leads("structured_pruning", row, others))
     for title, name, metric in (("box mAP", "detection", "box_map"), ("mIoU", "segmentation", "miou")):
         yield _claim(f"FACTS leads SVD-LLM in {title}", *_leads(name, "FACTS", ["SVD-LLM"], metric=metric))
-    yield _claim("FACTS leads SVD-LLM in perplexity", *_leads("llm", "SVD-LLM", ["FACTS"], metric="perplexity"))
+    yield _claim("FACTS leads SVD-LLM in perplexity, uniform ranks", *_leads("llm", "SVD-LLM", ["FACTS"], metric="perplexity"))
 
 
 Lead = tuple[float, float]  # and its standard error, NaN if that is not known

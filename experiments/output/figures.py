@@ -233,7 +233,8 @@ def _message_on(own: pd.DataFrame, reference: str) -> str:
     level = shares[shares.cummin()].index
     if len(level) and len(shares) > 1:
         lost = -own.difference[own.column.str.rpartition(", ")[2].isin(level)].min()
-        return f"{method}: level with {reference} down to {level[-1]}, at most {max(lost, 0):.1f} points below"
+        below = f"at most {max(lost, 0):.1f} points below {reference} down to {level[-1]}"
+        return f"{method}: {below}, within two standard errors"
     lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (own.difference.min(), own.difference.max()))
     return f"{method}: {lead.replace('-', MINUS)} points from {reference}"
 
@@ -246,7 +247,7 @@ def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
     is_original, number = row in experiment.unranked, [*experiment.rows, row].index(row)
     return {
         "color": BLACK if is_original else color,
-        "linestyle": ":" if is_original else "--" if "finetuning" in settings else "-",
+        "linestyle": ":" if is_original else "--" if "finetuning" in settings or "search" not in settings else "-",
         "marker": MARKERS[number % len(MARKERS)],
     }
 
@@ -339,4 +340,4 @@ def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     own = values[values.metric == experiment.ranked_by]
     groups = dict(iter(own.groupby(own.row.isin(experiment.rows), sort=False).speedup))
     spans = (f"{span(speeds)} {sides[is_ours]}" for is_ours, speeds in groups.items())
-    return figure, f"Low rank, in times of the original's speed: {', '.join(spans)}"
+    return figure, f"With low rank, times the original's speed: {', '.join(spans)}"

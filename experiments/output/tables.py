@@ -31,7 +31,8 @@ ERRORS = "± is one standard error."
 ALIKE = "Standard errors of {} are {:.2g} to {:.2g}."
 MARKS = (
     f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, on the same images, "
-    "not corrected for the number of methods. Pairs are compared image by image, so equal values can differ in marks."
+    "not corrected for the number of methods. Pairs are compared image by image, so a lower value can have a mark that "
+    "a higher one lacks."
 )
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "

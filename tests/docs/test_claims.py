@@ -99,10 +99,12 @@ README: dict[str, Callable[[], bool]] = {
         for row in (DENSE, BOTH, TOME, UNITS)
         for column in columns(80, 70, 60, 50)
     ),
-    "At half of the FLOPs, the default loses one to two points": lambda: (
-        {*map(round, points(DENSE, BOTH, 50))} == {1, 2}
+    "the default loses about one point on the DeiT-Tiny, and two and a half on the ViT-Tiny": lambda: (
+        [round(2 * lost) / 2 for lost in points(DENSE, BOTH, 50)] == [1, 2.5]
     ),
-    "up to two on the held-out half.": lambda: round(max(points(DENSE, BOTH, 50, halves=["top1"]))) == 2,
+    "on the held-out half, none and two.": lambda: (
+        [*map(round, points(DENSE, BOTH, 50, halves=["top1"]))] == [0, 2]
+    ),
     "Its outputs are at most half as far from the original's as ToMe's, by KL divergence.": lambda: all(
         distance(BOTH, each) / distance(TOME, each) <= 0.5 for each in HALF
     ),
@@ -145,10 +147,11 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "Down to 60 % of the FLOPs, the default is level with ToMe on the DeiT-Tiny": lambda: all(
         abs(errors_ahead(TOME, f"DeiT-Tiny, {ratio} %")) < 2 for ratio in (80, 70, 60)
     ),
-    "and ahead of it by one to three and a half standard errors on the ViT-Tiny.": lambda: all(
-        1 < errors_ahead(TOME, f"ViT-Tiny, {ratio} %") < 3.75 for ratio in (80, 70, 60)
+    "by about two standard errors or less at 80 and 70 %, and by more than three at 60 %.": lambda: (
+        max(errors_ahead(TOME, f"ViT-Tiny, {ratio} %") for ratio in (80, 70)) < 2.25
+        and errors_ahead(TOME, "ViT-Tiny, 60 %") > 3
     ),
-    "At half of the FLOPs, more than 64 photos make no difference that these 650 show.": lambda: all(
+    "At half of the FLOPs, more than 64 photos make no difference in top-1 that these 650 show.": lambda: all(
         abs(on_all_photos(number, network, SIZES) - on_all_photos("64", network, SIZES))
         < 2 * error_of(number, "64", network, name=SIZES)
         for number in ("125", "250", "500", "1,000")
@@ -221,7 +224,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "by the mean over networks, seven are level, five of them FACTS with different searches": lambda: (
         len(level_methods()) == 7 and sum(method.startswith("FACTS + ") for method in level_methods()) == 5
     ),
-    "Units and pivoted layers are level at 70 and 50 %": lambda: all(
+    "Units and pivoted layers are within half a point at 70 and 50 %": lambda: all(
         abs(lead("units", UNITS, LAYERS, [f"{network}, {ratio} %"])) <= 0.5
         for network in BASES[:3]
         for ratio in (70, 50)
@@ -256,7 +259,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     ),
     "with other ranks they are slower than the dense network": lambda: fastest_of_layers("50% of the FLOPs") < 1,
     "Pivoted ones are slower even then": lambda: fastest_of_layers("50% of the FLOPs, pivoted, in such steps") < 1,
-    "the paper reports speed-ups of more than a half on GPUs. Here, low-rank layers reach that on CPUs alone": lambda: (
+    "the paper reports speed-ups of more than a half on GPUs. Here, low-rank layers reach that only on CPUs": lambda: (
         min(at("throughput", gpu, "DeiT-B", "speedup", of="paper") for gpu in ("V100", "A100", "H100"))
         > 1.5
         > max(fastest_of_layers(f"50% of the FLOPs{ranks}") for ranks in ("", ", ranks in steps of 16"))
@@ -296,7 +299,7 @@ CHOOSING: dict[str, Callable[[], bool]] = {
         > in_int8("float32", "DeiT-Tiny, units at 80 %", "exported_top1")
         and speed_of("int8") > max(speed_of("float32", ratio) for ratio in (80, 70, 50))
     ),
-    "a dense DeiT-Tiny is more than twice as fast in OpenVINO's.": lambda: speed_of("int8") > 2,
+    "a dense DeiT-Tiny is more than twice as fast in OpenVINO's int8 as in its float32.": lambda: speed_of("int8") > 2,
     "Units add a little speed": lambda: all(1 < gain_of("int8", ratio) < 1.25 for ratio in (80, 70)),
     "in ONNX Runtime next to none": lambda: max(gain_of("int8, ONNX Runtime", ratio) for ratio in (80, 70, 50)) < 1.1,
     "With merged tokens, files in int8 are larger than the dense network's": lambda: all(
