@@ -279,7 +279,9 @@ def paper_claims() -> Rows:
         yield _claim(f"FACTS + CoRS leads pruning, {title}", *_leads("structured_pruning", row, others))
     for title, name, metric in (("box mAP", "detection", "box_map"), ("mIoU", "segmentation", "miou")):
         yield _claim(f"FACTS leads SVD-LLM in {title}", *_leads(name, "FACTS", ["SVD-LLM"], metric=metric))
-    yield _claim("FACTS leads SVD-LLM in perplexity, uniform ranks", *_leads("llm", "SVD-LLM", ["FACTS"], metric="perplexity"))
+    yield _claim(
+        "FACTS leads SVD-LLM in perplexity, uniform ranks", *_leads("llm", "SVD-LLM", ["FACTS"], metric="perplexity")
+    )
 
 
 Lead = tuple[float, float]  # and its standard error, NaN if that is not known

@@ -148,6 +148,8 @@ def metric_title(title: str) -> Markup:
 def read_result(experiment: Experiment, folder: Path) -> Result:
     """Read an experiment's table and records, using published ones where a cell did not run here."""
     written = read_entries(folder / "tables" / f"{experiment.name}.csv")
+    left_out = {(row, column) for row, columns in experiment.not_applicable.items() for column in columns}
+    written = [entry for entry in written if entry.status != "n.a." or (entry.row, entry.column) in left_out]
     every = [*entries_of(experiment, [], comparable=False), *written]
     entries = {(entry.row, entry.column, entry.metric): entry for entry in every}
     published = {record.fingerprint: record for record in published_records(experiment.name, folder)}

@@ -39,6 +39,7 @@ DEVIATIONS = (
     "means, with standard deviations {}; a difference counts if it exceeds two standard errors by images and two by "
     "draws."
 )
+LATEX = re.compile("[&%$#_{}]")  # what a caption has to escape
 BOLD = r"\*\*(.+?)\*\*"
 MOST_ALIKE = 3  # times the smallest error: then the caption has all of them
 LEAST_ERROR = 0.1  # of a share: others have more digits
@@ -56,9 +57,9 @@ LESS_IS_BETTER = ("distance", "error", "minutes", "perplexity", "time")  # endin
 class Entry:
     """One value of a table; `difference` is ours minus the published one, only on the same data.
 
-    For several draws, ours is the mean, `deviation` their standard deviation, and `fingerprint` the first's. A share
-    of test samples has a standard error and, for methods, `behind`: how far the column's best is ahead, in standard
-    errors of the difference.
+    For several draws, ours is the mean, `deviation` their standard deviation, and `fingerprint` that of the first, or
+    of the first that failed. A share of test samples has a standard error and, for methods, `behind`: how far the
+    column's best is ahead, in standard errors of the difference.
     """
 
     row: str
@@ -112,13 +113,19 @@ def entries_of(experiment: Experiment, cells: Iterable[Cell], comparable: bool) 
                 paper=theirs,
                 difference=ours - theirs if comparable and ours is not None and theirs is not None else None,
                 status=status_of(experiment, row, column, draws),
-                fingerprint=draws[0].record.fingerprint if draws and draws[0].record else "",
+                fingerprint=fingerprint_of(draws),
                 standard_error=(mean(errors) if errors else None) if outcomes is None else standard_error(outcomes),
                 deviation=stdev(found) if len(found) == len(draws) > 1 else None,
                 behind=behind.get((row, column)) if metric == experiment.ranked_by else None,
             )
         )
     return entries
+
+
+def fingerprint_of(draws: list[Cell]) -> str:
+    """The fingerprint of a draw's record, of one that failed if there is one; empty without records."""
+    records = sorted((cell.record for cell in draws if cell.record), key=lambda record: record.status != "failed")
+    return records[0].fingerprint if records else ""
 
 
 def status_of(experiment: Experiment, row: str, column: str, draws: list[Cell]) -> Status:
@@ -145,7 +152,7 @@ def behind_best(experiment: Experiment, places: Mapping[tuple[str, str], list[Ce
     methods: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for (row, column), draws in places.items():
         outcomes = outcomes_of(draws, experiment.ranked_by)
-        if outcomes is not None and not is_dense(experiment.rows[row]):
+        if outcomes is not None and is_method(experiment, row):
             methods[column][row] = outcomes
     behind: dict[tuple, float] = {}
     for column, own in methods.items():
@@ -165,7 +172,7 @@ def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> 
             index=False,
             escape=True,
             column_format="".join(side[0] for side in sides),
-            caption=f"{experiment.title}. {heading}. {' '.join(notes)}".replace("%", r"\%"),
+            caption=LATEX.sub(r"\\\g<0>", f"{experiment.title}. {heading}. {' '.join(notes)}").replace("^", r"\^{}"),
             label=f"tab:{experiment.name}{number or ''}",
         )
         latex.append(re.sub(BOLD, r"\\textbf{\1}", text))
@@ -302,7 +309,8 @@ def by_network(columns: list[str]) -> dict[str, dict[str, str]]:
 
 def unit_of(experiment: Experiment, metric: str, source: str, entries: Iterable[Entry]) -> tuple[str, int]:
     """Choose a metric's title and the factor of its values: MFLOPs or seconds if most are below a GFLOP or a minute."""
-    values, title = numbers_of(entries, metric, source), experiment.metrics[metric]
+    values = numbers_of(entries, metric, "ours" if source == "difference" else source)
+    title = experiment.metrics[metric]
     for name, (large, small, factor) in SMALLER.items():
         if name in metric and values and median(values) < 1:
             return title.replace(large, small), factor

@@ -29,6 +29,7 @@ ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__
 NO_MASKS = (
     "this network merges tokens, so none can be masked: compress it with data that have such masks, or parts='units'"
 )
+TINY = torch.finfo(torch.float32).tiny  # so that a token that receives no attention has a weight, too
 ATTENTION = 0.25  # power of the attention that a token receives from all tokens, and from the fixed ones, in its weight
 
 
@@ -233,13 +234,13 @@ class BlockCall(TorchFunctionMode):
         if self.scores is None:
             return torch.ones_like(sizes)
         attention = self.scores().float().softmax(dim=-1).mean(dim=1)
-        received = attention.mean(dim=1)
+        received, tiny = attention.mean(dim=1), constant(torch.tensor, TINY, sizes.device)
         if not fixed:
-            return received ** (-2 * ATTENTION)
+            return (received + tiny) ** (-2 * ATTENTION)
         of_fixed = attention[:, fixed[0] : fixed[-1] + 1]
         if of_fixed.shape[1] > len(fixed):  # at both ends, or between
             of_fixed = attention.index_select(1, constant(torch.tensor, fixed, sizes.device))
-        return (received * (of_fixed.mean(dim=1) if len(fixed) > 1 else of_fixed[:, 0])) ** -ATTENTION
+        return torch.addcmul(tiny, received, of_fixed.mean(dim=1) if len(fixed) > 1 else of_fixed[:, 0]) ** -ATTENTION
 
 
 def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:

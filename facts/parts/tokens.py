@@ -26,7 +26,6 @@ from facts.modules.tokens import (
     MergedBlock,
     MergingEntry,
     ObservedBlock,
-    PatchedModule,
     TokenStream,
     change_block,
 )
@@ -178,7 +177,7 @@ class Merging(Part):
         change_block(block, MergedBlock, merge, self.entry)
         blocks = list(model.get_submodule(self.owner.rpartition(".")[0]).children())
         for later in blocks[blocks.index(block) + 1 :]:
-            if not isinstance(later, PatchedModule):
+            if type(later) is type(block).__bases__[1]:  # others see all tokens, as between blocks
                 change_block(later, MergedBlock, Merge())
         merges = [each.tokens for each in blocks if isinstance(each, MergedBlock)]
         for each in merges:

@@ -137,12 +137,12 @@ def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[
 def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
     """Trace the graph for any batch size, without the example's data and this machine's source files.
 
-    Raises `ValueError` if the network cannot be run or traced.
+    Raises `ValueError` if the network cannot be run or traced, or does not return one tensor.
     """
     batch = torch.cat([example, example])  # torch would treat one sample as a constant batch size
     try:
         with torch.no_grad():
-            model(batch)  # whose errors say more
+            outputs = model(batch)  # whose errors say more
         program = torch.export.export(model, (batch,), dynamic_shapes=({0: Dim("batch")},))
     except (MemoryError, torch.OutOfMemoryError):
         raise
@@ -151,6 +151,11 @@ def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
             f"{type(model).__name__} cannot be exported for batches like the example, {described(example)} "
             f"({first_line(error)}): give a batch that it reads; `forward` must not depend on values or the batch size"
         ) from error
+    if not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"{type(model).__name__} returns a {type(outputs).__name__}, but only a network that returns one "
+            "tensor can be exported: wrap it in a module that picks one"
+        )
     program.example_inputs = None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
@@ -182,14 +187,13 @@ def _with_outliers(network: Any, folder: Path, samples: list[Tensor]) -> list[st
     network.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inside)
     onnx.save(network, file := folder / "inputs_of_layers.onnx")
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    found = [[each.astype(np.float64) for each in session.run(inside, {"input": sample.numpy()})] for sample in samples]
-    wide = set()
-    for name, values in zip(inside, zip(*found, strict=True), strict=True):
-        size = sum(each.size for each in values)
-        square = sum(np.square(each).sum() for each in values)
-        span = max(each.max() for each in values) - min(each.min() for each in values)
-        if span > WIDEST * np.sqrt(square / size):
-            wide.add(name)
+    least, most, squares = (np.zeros((len(samples), len(inside))) for _ in range(3))
+    for number, sample in enumerate(samples):
+        values = session.run(inside, {"input": sample.numpy()})
+        least[number], most[number] = [each.min() for each in values], [each.max() for each in values]
+        squares[number] = [np.square(each, dtype=np.float64).mean() for each in values]
+    is_wide = most.max(axis=0) - least.min(axis=0) > WIDEST * np.sqrt(squares.mean(axis=0))
+    wide = {name for name, each in zip(inside, is_wide, strict=True) if each}
     return [node.name for node in layers if node.input[0] in wide]
 
 
@@ -261,15 +265,10 @@ def verified(model: nn.Module, exported: Call, example: Tensor, samples: list[Te
 
 @torch.no_grad()
 def _compare(model: nn.Module, exported: Call, example: Tensor) -> None:
-    """Raises `ValueError` if outputs are not one tensor, or differ by more than rounding on one of two batch sizes."""
+    """Raises `ValueError` if outputs differ by more than rounding on one of two batch sizes."""
     for batch in (example, torch.cat([example, example[:1]])):
-        expected = model(batch)
-        if not isinstance(expected, Tensor):
-            raise ValueError(
-                f"{type(model).__name__} returns a {type(expected).__name__}, but only a network that returns one "
-                "tensor can be exported: wrap it in a module that picks one"
-            )
-        expected, found = (each.int() if each.dtype == torch.bool else each for each in (expected, exported(batch)))
+        pair = model(batch), exported(batch)
+        expected, found = (each.int() if each.dtype == torch.bool else each for each in pair)
         errors = (found - expected).abs().where(found != expected, 0)  # equal infinities differ by NaN
         finite = expected.abs().where(expected.isfinite(), 0)
         difference, largest = (F.pad(each.flatten(), (0, 1)).max() for each in (errors, finite))  # 0 of no outputs

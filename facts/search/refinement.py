@@ -6,6 +6,7 @@ alone and together. In the end, small merges go one by one, as long as that cost
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -61,7 +62,7 @@ def refined(problem: AllocationProblem, chain: Sequence[Part], plan: Plan, sampl
     while fewer := moves.with_fewer_merges(counts):
         error, *errors = _measured(problem, network, chain, [counts, *fewer], samples)
         most_error = min(most_error, close_to(error))
-        if min(errors) > most_error:
+        if math.isinf(error) or min(errors) > most_error:
             break
         counts = fewer[errors.index(min(errors))]
     return plan | _as_plan(chain, counts)
@@ -120,11 +121,14 @@ class _Moves:
     def moved(self, counts: Counts, cheaper: str, dearer: str, step: int) -> Counts | None:
         """Let one block leave fewer tokens, and another as many more as the budget allows; None if it allows none."""
         fewer = self.changed(counts, cheaper, -step)
-        for more in range(step, 0, -1):
-            both = self.changed(fewer, dearer, more)
-            if _num_merges(self.chain, both) <= self.most and self.problem.fits(self.plan | _as_plan(self.chain, both)):
-                return both
-        return None
+        *others, most = [self.changed(fewer, dearer, more) for more in range(1, step + 1)]
+        others = [each for each in others if each != most]  # which may be cheap, since it merges nothing there
+        fitting = others[: bisect_left(others, True, key=lambda each: not self._fits(each))]
+        wanted = [*fitting, most] if self._fits(most) else fitting
+        return next((each for each in reversed(wanted) if _num_merges(self.chain, each) <= self.most), None)
+
+    def _fits(self, counts: Counts) -> bool:
+        return self.problem.fits(self.plan | _as_plan(self.chain, counts))
 
     def with_fewer_merges(self, counts: Counts) -> list[Counts]:
         """Let the block of the smallest step merge nothing, and one next to it as much more as the budget asks for."""
@@ -191,7 +195,10 @@ def _measured(
     variants: Sequence[Counts],
     samples: Samples,
 ) -> list[float]:
-    """Summed errors of the outputs; those of modules before a variant's first change are kept from the first one."""
+    """Summed errors of the outputs, infinite in place of NaN.
+
+    Outputs of modules before a variant's first change are kept from the first variant.
+    """
     prepared, device = problem.prepared, problem.device
     totals = [0.0] * len(variants)
     with evaluating(network), autocast(device, prepared.execution.precision):
@@ -205,4 +212,4 @@ def _measured(
                     set_tokens(network, variant)
                     outputs = prefix.before([first.owner])({})
                 totals[place] += prepared.output_error(originals[0], outputs).item()
-    return totals
+    return [math.inf if math.isnan(total) else total for total in totals]

@@ -73,7 +73,7 @@ class MILPSearch(Search):
                 plans.append((plan, replace(solution, error=solution.error + lost, bound=solution.bound + lost)))
         if not plans:
             raise reason
-        if problem.sensitivity is None:
+        if problem.sensitivity is None or not any(program.num_merges(plan) for plan, _ in plans):
             return min(plans, key=lambda each: each[1].error)
         samples = [(batch, list[Any]()) for batch in problem.sensitivity.few_samples(NUM_COMPARED)]
         least, measured = math.inf, list[float]()
@@ -82,9 +82,11 @@ class MILPSearch(Search):
             least = min(least, measured[-1])
         close = [each for each, lost in zip(plans, measured, strict=True) if lost <= close_to(least)]
         plan, solution = min(close, key=lambda each: program.num_merges(each[0]))
+        before = program.error(plan)
         for chain in program.chains if program.num_merges(plan) else ():
             plan = refined(problem, chain, plan, samples, MOST_MERGES)
-        return plan, solution
+        change = program.error(plan) - before
+        return plan, replace(solution, error=solution.error + change, bound=solution.bound + change)
 
     def _widths(
         self, problem: AllocationProblem, errors: Profile, tokens: Mapping[str, int | None]

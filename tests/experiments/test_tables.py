@@ -73,6 +73,8 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert tables.finding_of(experiment, entries) == "B is best, level with 1 of 2 others"
     level = entries_of(experiment, measured({"A": 61.5, "B": 62.25}), comparable=False)
     assert tables.finding_of(experiment, level) == "No method leads: all 2 are level with the best"
+    write_tables(replace(experiment, title="Half of d_in^2"), entries, tmp_path)
+    assert r"\caption{Half of d\_in\^{}2." in (tmp_path / "demo.tex").read_text()
     setting = replace(experiment, axis_title="bound")
     assert tables.finding_of(setting, level) == "No bound leads: all 2 are level with the best"
     assert tables.finding_of(setting, entries) == "Bound: B is best, level with 1 of 2 others"

@@ -70,6 +70,20 @@ def test_without_merging_the_outputs_are_the_originals():
     assert torch.allclose(changed(x), model(x), rtol=0, atol=1e-10)
 
 
+class FirstToken(nn.Module):
+    def forward(self, x):
+        return x[:, :1]
+
+
+def test_a_module_of_another_class_behind_the_blocks_sees_all_tokens():
+    model, (x, _), *_ = vit(), *batches()
+    merged = facts.compress(model, batches(), parts="tokens", search="uniform", ratio=0.6).model
+    model.blocks.append(FirstToken())
+    other = facts.compress(model, batches(), parts="tokens", search="uniform", ratio=0.6).model
+    assert type(other.blocks[-1]) is FirstToken and not torch.allclose(merged(x), model(x))
+    assert torch.allclose(other(x), merged(x), rtol=0, atol=1e-10)
+
+
 def test_merging_equal_tokens_changes_nothing_and_each_keeps_its_place():
     """Without positions, images of pairs of equal columns: half of the tokens are copies."""
     model = vit(num_classes=0, global_pool="", class_token=False)

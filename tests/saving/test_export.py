@@ -168,6 +168,7 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
         refuses(r"cannot be exported for batches like the example, float32 \[2, 3\] \(", export, network, example, path)
     for other in (tmp_path, tmp_path / "network.engine"):
         refuses(rf"{other.name} must end in \.{kind}", export, perceptron(), EXAMPLE, other)
+    refuses("Net returns a tuple", facts.export_onnx, PAIR, EXAMPLE, tmp_path / "model.onnx", int8=[EXAMPLE])
     for data, message in (
         ([], "the int8 calibration data is empty"),
         (EXAMPLE.double(), r"to calibrate int8 on is float64 \[1, 24\], but the example's are"),

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,26 @@ def test_the_smallest_merge_goes_for_more_in_one_other_block(problem):
     (found,) = moves.with_fewer_merges(counts)
     assert [*found.values()] == [17, 11, 11, 6] and problem.fits(_as_plan(chain, found))
     assert not moves.with_fewer_merges(dict.fromkeys(counts, 17))
+
+
+def test_a_move_gives_back_as_many_tokens_as_the_budget_allows(problem):
+    """The last step of all may be cheaper than the one before: a block that merges nothing needs no product."""
+    chain, names = list(problem.parts.values()), [*problem.parts]
+    counts = dict(zip(names, (16, 14, 8, 6), strict=True))
+    plan = _as_plan(chain, counts)
+    moves = _Moves(replace(problem, bounds={"flops": problem.spent(plan)[0] / problem.dense[0]}), chain, plan, 4)
+    for cheaper, dearer, step in itertools.product(names, names, range(1, 9)):
+        fewer = moves.changed(counts, cheaper, -step)
+        others = (moves.changed(fewer, dearer, more) for more in range(step, 0, -1))
+        largest = next((each for each in others if moves.problem.fits(plan | _as_plan(chain, each))), None)
+        assert cheaper == dearer or moves.moved(counts, cheaper, dearer, step) == largest
+
+
+def test_outputs_that_are_not_numbers_change_no_plan(problem, samples):
+    plan = problem.at_common_ratio(TokenProgram(problem, {}).constant)
+    for batch, originals in samples:
+        originals.append(problem.model(batch[0]) * torch.nan)
+    assert refined(problem, list(problem.parts.values()), plan, samples, 6) == plan
 
 
 def test_kept_outputs_do_not_change_what_is_measured(problem, samples):
