@@ -118,13 +118,13 @@ README: dict[str, Callable[[], bool]] = {
     ),
     "where ToMe must merge nearly all tokens, it is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
-    "takes 50 to 60 percent of the time at half of the FLOPs, by the plan found for a DeiT-Tiny.": lambda: all(
+    "At half of the FLOPs, a DeiT-B with random weights takes 50 to 60 percent of the time on CPUs in float32.": lambda: all(
         0.485 < remaining(machine, f"{runtime}, float32") < 0.605
         for machine in ("amd_epyc_bfloat16", "intel_xeon_amx")
         for runtime in ("PyTorch", "PyTorch compiled", "ONNX Runtime", "OpenVINO")
     ),
     "units alone are narrowed then, and cost more accuracy.": lambda: min(points(BOTH, UNITS, 80, 70, 60, 50)) > 0,
-    "units with tokens took three to eight times as long as the original, measured with an earlier": lambda: (
+    "an earlier merging rule, with more kernels, took three to eight times as long as the original.": lambda: (
         {3, 8} <= {round(on_gpu(each)) for each in FAST} <= {*range(3, 9)}
     ),
     'Units alone (`parts="units"`) are faster there': lambda: max(on_gpu(each, units=True) for each in FAST) < 1,
