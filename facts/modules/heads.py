@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.modules.lowrank import LayersOfHeads, LowRankLayer, own_parameter
+from facts.modules.lowrank import LayersOfHeads, LowRankLayer, LowRankLinear
 
 
 class PaddedHeads(nn.Module):
@@ -40,23 +40,8 @@ class LeadingOfHeads(nn.Module):
         return self.linear(x.unflatten(-1, (self.num_heads, -1))[..., :width].flatten(-2))
 
 
-class GroupedProduct(LowRankLayer):
-    """Products `left_h @ right` for heads that share values: `[..., h, n]` to `[..., h, m]`."""
-
-    bias = None
-
-    def __init__(self, left: Tensor, right: Tensor):
-        super().__init__()
-        self.left, self.right = own_parameter(left), own_parameter(right)
-        _, self.out_features, self.rank = left.shape
-        self.in_features = right.shape[1]
-
-    def factors(self) -> tuple[Tensor, Tensor]:
-        return self.left, self.right
-
-    @property
-    def num_weights(self) -> int:
-        return self.left.numel() + self.right.numel()
+class GroupedProduct(LowRankLinear):
+    """Products `left_h @ right` for heads that share values: `[..., h, n]` to `[..., h, m]`, with `left [h, m, r]`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("...hr,hmr->...hm", F.linear(x, self.right), self.left)

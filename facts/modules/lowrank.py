@@ -24,9 +24,9 @@ class LowRankLayer(nn.Module, ABC):
         """The weight as a product, `left [d_out, k]` and `right [k, d_in]`."""
 
     @property
-    @abstractmethod
     def num_weights(self) -> int:
         """Multiply-accumulates for one vector."""
+        return sum(factor.numel() for factor in self.factors())
 
     @property
     def weight(self) -> Tensor:
@@ -43,16 +43,13 @@ class LowRankLinear(LowRankLayer):
 
     def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None = None):
         super().__init__()
-        (self.out_features, self.rank), self.in_features = left.shape, right.shape[1]
+        self.out_features, self.rank = left.shape[-2:]
+        self.in_features = right.shape[1]
         self.left, self.right = own_parameter(left), own_parameter(right)
         self.bias = None if bias is None else own_parameter(bias)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.left, self.right
-
-    @property
-    def num_weights(self) -> int:
-        return self.rank * (self.out_features + self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(F.linear(x, self.right), self.left, self.bias)
