@@ -1,7 +1,7 @@
 """Methods by name, their options, checked before any work starts, and packages that only some uses need."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, fields, is_dataclass
 from functools import wraps
@@ -44,19 +44,17 @@ def first_line(error: Exception) -> str:
 def options(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass with keyword-only fields. Invalid values and unknown names are a `ValueError`."""
     made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
-    made.__init__ = _with_faults_in_a_line(made.__init__)
-    return cast(type[T], made)
+    init = made.__init__
 
-
-def _with_faults_in_a_line(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
-    def checked(self: Any, *args: Any, **values: Any) -> None:
+    def with_faults_in_a_line(self: Any, *args: Any, **values: Any) -> None:
         try:
             init(self, *args, **values)
         except ValidationError as error:
             raise ValueError(f"{type(self).__name__}: {faults_of(error, known=options_of(type(self)))}") from error
 
-    return checked
+    made.__init__ = with_faults_in_a_line
+    return cast(type[T], made)
 
 
 def options_of(cls: type) -> list[str]:
