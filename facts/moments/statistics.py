@@ -33,12 +33,9 @@ class Moment(ABC):
     def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors that make up the sum."""
 
-    def num_values(self, d_in: int, d_out: int) -> int:
-        return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
-
     def num_held(self, d_in: int, d_out: int) -> int:
         """Number of values on the device while the sum accumulates."""
-        return self.num_values(d_in, d_out)
+        return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
     def init_state(self, layer: str, like: Tensor, d_in: int, d_out: int) -> Any:
         """Make an empty sum for a layer, with the type and device of `like`."""
