@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from facts.utils.cache import content_key
 
@@ -19,14 +20,13 @@ def solved(solver: Callable[[Tensor], Any], matrix: Tensor) -> Any:
     """
     try:
         found = solver(matrix)
-        if all(tensor.isfinite().all() for tensor in ([found] if isinstance(found, Tensor) else found)):
+        if all(tensor.isfinite().all() for tensor in tree_leaves(found)):
             return found
         raise torch.linalg.LinAlgError(f"{solver.__name__} found values that are not finite")
     except torch.linalg.LinAlgError:
         if not matrix.is_cuda:
             raise
-    found = solved(solver, matrix.cpu())
-    return found.to(matrix.device) if isinstance(found, Tensor) else [each.to(matrix.device) for each in found]
+    return tree_map(lambda tensor: tensor.to(matrix.device), solved(solver, matrix.cpu()))
 
 
 def seed_of(*parts: Any) -> int:
