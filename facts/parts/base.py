@@ -54,8 +54,7 @@ class Description:
         return cls(*(getattr(part, each.name) for each in fields(cls)))
 
 
-FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
-INTEGERS = ("order", "num_repaired")
+INTEGERS = ("order", "num_repaired")  # fields of a decomposition
 
 
 @dataclass(frozen=True)
@@ -335,11 +334,10 @@ def centred_inputs(batch: LayerBatch, decomposition: Decomposition) -> tuple[Ten
 
 def packed(decomposition: Decomposition) -> dict[str, Tensor]:
     """The tensors of a decomposition by field."""
-    fields = {name: getattr(decomposition, name) for name in (*FIELDS, *OPTIONAL)}
-    return {name: torch.as_tensor(value) for name, value in fields.items() if value is not None}
+    return {name: torch.as_tensor(value) for name, value in vars(decomposition).items() if value is not None}
 
 
 def unpacked(tensors: Mapping[str, Tensor]) -> Decomposition:
     """The decomposition from its tensors by field."""
-    left, right, energies, num_repaired = (tensors[name] for name in FIELDS)
-    return Decomposition(left, right, energies, int(num_repaired), *(tensors.get(name) for name in OPTIONAL))
+    fields: dict[str, Any] = {**tensors, "num_repaired": int(tensors["num_repaired"])}
+    return Decomposition(**fields)
