@@ -46,9 +46,7 @@ class Share:
 
     def __call__(self, number: int, batch: Batch) -> Batch | None:
         rows = self.rows(number * self.size, batch_size(batch[0]))
-        if len(rows) == batch_size(batch[0]):
-            return batch
-        return tree_map_only(Tensor, lambda tensor: tensor[rows], batch) if rows else None
+        return _with_rows(batch, rows) if rows else None
 
     def rows(self, start: int, size: int) -> list[int]:
         """Which of the samples from number `start` on belong to the share."""
@@ -90,7 +88,7 @@ class Data:
     @cached_property
     def first(self) -> Batch | None:
         """The first batch; None if there is none."""
-        return next(waiting(self if isinstance(self.batches, list) else _one(self.batches)), None)
+        return next(waiting(self if isinstance(self.batches, list) else self.batches.one_by_one()), None)
 
     @property
     def content_key(self) -> str | None:
@@ -110,8 +108,7 @@ class Data:
             yield from self.batches
             return
         for rows, batch in zip(self.rows, self.batches, strict=True):
-            is_whole = len(rows) == batch_size(batch[0])
-            yield batch if is_whole else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)  # noqa: B023
+            yield _with_rows(batch, rows)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -190,14 +187,14 @@ def _shares(total: int, least: int, size: int = 1) -> list[Share]:
     return [Share(num_held_out(total, least), total, size, is_out) for is_out in (False, True)]
 
 
+def _with_rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    is_whole = len(rows) == batch_size(batch[0])
+    return batch if is_whole else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
+
+
 def _both(choose: Callable[[int, Batch], Batch | None], share: Share, number: int, batch: Batch) -> Batch | None:
     chosen = choose(number, batch)
     return None if chosen is None else share(number, chosen)
-
-
-def _one(batches: NumberedBatches) -> Iterator[Batch]:
-    first = batches.first()
-    yield from () if first is None else (first,)
 
 
 NO_DATA = Data([])
@@ -222,12 +219,9 @@ def _batches(data: Any, model: nn.Module) -> list[Batch] | NumberedBatches:
         data = _numbered(data)
     if isinstance(data, NumberedBatches):
         return replace(data, finish=partial(_finished, data.finish, model), parts={})
-    kept = data if isinstance(data, list | tuple) else map(_copied, data)  # whose batches may share memory
-    return [_with_samples(as_pair(batch, model)) for batch in kept]
-
-
-def _copied(batch: Any) -> Any:
-    return tree_map_only(Tensor, torch.clone, batch)
+    if not isinstance(data, list | tuple):
+        data = (tree_map_only(Tensor, torch.clone, batch) for batch in data)  # they may share memory
+    return [_with_samples(as_pair(batch, model)) for batch in data]
 
 
 def _finished(finish: Callable[[Any], Any], model: nn.Module, item: Any) -> Batch | None:

@@ -110,10 +110,10 @@ class NumberedBatches:
     def __iter__(self) -> Iterator[Any]:
         return self._finished(self.loader)
 
-    def first(self) -> Any:
-        """Read the first batch, without workers unless these have to prepare the dataset; None if there is none."""
+    def one_by_one(self) -> Iterator[Any]:
+        """Read the batches without workers, unless these have to prepare the dataset."""
         has_own = self.options.get("worker_init_fn") is not None
-        return next(self._finished(self.loader if has_own else map(self.items.__getitem__, self.numbers)), None)
+        return self._finished(self.loader if has_own else map(self.items.__getitem__, self.numbers))
 
     def _finished(self, items: Iterable[Any]) -> Iterator[Any]:
         for number, item in zip(self.numbers, items, strict=False):
