@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from facts.calibration.data import NO_DATA, Data
 from facts.calibration.outputs import loss_and_error, refuse_unfit_network, refuse_unreadable
@@ -20,7 +20,7 @@ from facts.modules.networks import autocast, frozen, hooked, noise, run
 from facts.moments.losses import NUM_SAMPLES, Loss, OutputError, SampledTargets
 from facts.parts import find, kinds_of, rewritten
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
-from facts.utils.batches import first_sample, has_row_per_sample, to_device
+from facts.utils.batches import first_sample, has_row_per_sample, tensors_in, to_device
 from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,6 @@ def prepare(
         selection = selection.without(_unused(selection, probe, loss, targets), NOT_REACHED)
     bound_form = form_named(form or default_form(model, precision), precision)
     found, reasons = find(selection, parts, probe, bound_form, protected)
-    signature = (leaf.detach().bfloat16() for leaf in tree_leaves(probe.outputs) if isinstance(leaf, Tensor))
     return PreparedModel(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
@@ -103,7 +102,7 @@ def prepare(
         first_inputs=first_inputs,
         example=None if probe.flops is None else example,
         draws_labels=own_loss is None,
-        output_signature=tuple(signature),
+        output_signature=tuple(tensor.detach().bfloat16() for tensor in tensors_in(probe.outputs)),
     )
 
 

@@ -11,12 +11,12 @@ import timm.layers
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import hooked, reads_tokens, run, tensors_of, type_of
+from facts.utils.batches import tensors_in
 
 Rule = Literal["paper", "full"]
 CostName = Literal["flops", "params", "latency"]
@@ -128,9 +128,9 @@ class _Functions(TorchDispatchMode):
             if not is_1d and sum(id(args[each]) in self.weights for each in factors) == 1:
                 count = flop_registry.get(func.overloadpacket, _count_without_formula)
                 self.counts.append(count(*args, **kwargs or {}, out_val=output))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         if tensors and all(id(each) in self.weights for each in tensors):
-            self.weights |= {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
+            self.weights |= {id(each): each for each in tensors_in(output)}
         return output
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -26,6 +26,7 @@ from facts.utils.batches import (
     has_row_per_sample,
     in_parts,
     reading,
+    tensors_in,
     to_device,
 )
 from facts.utils.options import first_line
@@ -110,17 +111,15 @@ def _varied(sample: Any, batches: Iterable[tuple[Any, Any]]) -> Any:
         scale = each.std() if each.numel() > 1 and each.std() > 0 else 1
         return torch.randn(each.shape, generator=generator).to(each) * scale + each.mean()
 
-    leaves = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
-    if any(leaf.is_floating_point() for leaf in leaves):
+    tensors = tensors_in(sample)
+    if any(each.is_floating_point() for each in tensors):
         return tree_map_only(Tensor, lambda each: noise(each) if each.is_floating_point() else each, sample)
     readable = (batch for batch, _ in batches if has_row_per_sample(batch))
     samples = (part for batch in readable for part, _ in in_parts((batch, None), batch_size(batch)))
     for other in islice(samples, 1, NUM_OTHERS):
-        pairs = list(zip_longest(tree_leaves(other := to_device(other, leaves[0].device)), leaves))
-        alike = all(
-            isinstance(one, Tensor) and isinstance(each, Tensor) and one.shape == each.shape for one, each in pairs
-        )
-        if alike and not all(one.equal(each) for one, each in pairs):
+        others = tensors_in(other := to_device(other, tensors[0].device))
+        are_alike = [each.shape for each in others] == [each.shape for each in tensors]
+        if are_alike and not all(map(torch.equal, others, tensors)):
             return other
     return None
 
@@ -176,11 +175,9 @@ def are_close(one: Any, other: Any, digits: float = 0.5) -> bool:
 
 def _is_first(outputs: Any, of_several: Any) -> bool:
     """Whether these are the outputs for the first of several samples."""
-    leaves, others = (
-        [each for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (outputs, of_several)
-    )
-    have_rows = len(leaves) == len(others) > 0 and all(each.ndim for each in others)
-    return have_rows and are_close(leaves, [each[:1] for each in others])
+    tensors, others = tensors_in(outputs), tensors_in(of_several)
+    have_rows = len(tensors) == len(others) > 0 and all(each.ndim for each in others)
+    return have_rows and are_close(tensors, [each[:1] for each in others])
 
 
 def _several(sample: Any, inputs: Any, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, bool] | None:
@@ -189,7 +186,7 @@ def _several(sample: Any, inputs: Any, batches: Iterable[tuple[Any, Any]]) -> tu
     None if no two samples fit in one batch.
     """
     few, other = tree_map_only(Tensor, itemgetter(slice(NUM_TRIED)), inputs), _varied(sample, batches)
-    few = to_device(few, next(leaf.device for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)))
+    few = to_device(few, tensors_in(sample)[0].device)
     if other is not None:
         return tree_map(lambda one, another: torch.cat([one, another]), few, other), True
     return (few, False) if batch_size(few) > 1 else None

@@ -9,12 +9,11 @@ from typing import Any, Literal, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from facts.modules.networks import autocast, evaluating, problem_of, run
 from facts.moments.statistics import at_least_tiny
-from facts.utils.batches import described, to_device
+from facts.utils.batches import described, tensors_in, to_device
 from facts.utils.cache import content_key, name_of
 
 log = logging.getLogger(__name__)
@@ -312,9 +311,7 @@ def output_tensors(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"no output is called {', '.join(unknown)}: there are {', '.join(known) or 'no names'}")
         outputs = [outputs[name] for name in names]
-    found = [
-        leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.ndim and leaf.is_floating_point()
-    ]
+    found = [tensor for tensor in tensors_in(outputs) if tensor.ndim and tensor.is_floating_point()]
     if not found:
         raise ValueError(f"there is no tensor of real numbers, of samples, in outputs that are {described(outputs)}")
     return found

@@ -40,18 +40,23 @@ def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]
         yield batch
         return
     total = batch_size(batch[0])
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.shape[:1] != (total,):
-            kind = f"a batch of {total} samples holds a tensor of shape {list(leaf.shape)}"
+    for tensor in tensors_in(batch):
+        if tensor.shape[:1] != (total,):
+            kind = f"a batch of {total} samples holds a tensor of shape {list(tensor.shape)}"
             raise ValueError(f"{kind}, which has no row for each: give batches that fit the device's memory")
     step = -(-total // num_parts)
     for start in range(0, total, step):
         yield tree_map_only(Tensor, itemgetter(slice(start, start + step)), batch)
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """List the tensors in nested mappings, lists and tuples."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
 def batch_size(inputs: Any) -> int:
     """Number of samples in one batch: the first axis of its first tensor."""
-    return next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)).shape[0]
+    return tensors_in(inputs)[0].shape[0]
 
 
 def has_row_per_sample(inputs: Any) -> bool:
@@ -145,7 +150,7 @@ class Groups(Dataset):
 
 def versions_of(value: Any) -> list[int]:
     """How often each tensor in nested ones was changed in place."""
-    return [leaf._version for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [tensor._version for tensor in tensors_in(value)]
 
 
 def described(value: Any) -> str:
