@@ -152,7 +152,7 @@ class _Call:
     """One call of a layer in a forward pass; its gradient arrives later."""
 
     output_shape: torch.Size
-    inputs: Tensor | None
+    inputs: Tensor
     inputs_version: int
     output_grad: Tensor | None = None
 
@@ -182,7 +182,7 @@ class Capture:
         changed = {
             name
             for name, calls in self.calls.items()
-            if any(call.inputs is not None and call.inputs._version != call.inputs_version for call in calls)
+            if any(call.inputs._version != call.inputs_version for call in calls)
         }
         self.copied |= changed
         return bool(changed)
@@ -207,25 +207,23 @@ class Capture:
         if not self.is_forward:  # a block that the network checkpoints runs again
             return output
         inputs = args[0].detach().clone() if name in self.copied else args[0].detach()
-        call = _Call(output.shape, inputs, inputs._version)
-        self.calls.setdefault(name, []).append(call)
-        if self.with_grads:
-            output.register_hook(partial(self._note_grad, name, call))
+        calls = self.calls.setdefault(name, [])
+        if self.with_grads:  # by number, since the graph outlives the call, whose memory is freed
+            output.register_hook(partial(self._note_grad, name, len(calls)))
+        calls.append(_Call(output.shape, inputs, inputs._version))
         return output
 
-    def _note_grad(self, name: str, call: _Call, grad: Tensor) -> None:
-        call.output_grad = grad.detach()
+    def _note_grad(self, name: str, number: int, grad: Tensor) -> None:
+        self.calls[name][number].output_grad = grad.detach()
         if all(call.output_grad is not None for call in self.calls[name]):
             self._hand_over(name)
 
     def _hand_over(self, name: str) -> None:
         inputs, grads = [], []
         for call in self.calls.pop(name):
-            assert call.inputs is not None
             inputs.append(split_samples(call.inputs, self.num_samples, name))
             if self.with_grads:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
                 grads.append(split_samples(grad, self.num_samples, name))
-            call.inputs = call.output_grad = None  # free the memory: hooks of the graph still refer to the call
         x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
         self.consume(name, x, g[0] if g else None, len(inputs))

@@ -193,9 +193,9 @@ class SampledFeatures(SampledTargets):
     the outputs count equally, each as the mean over its values. `scales` has one tensor `[D]` for each.
     """
 
-    def __init__(self, scales: Collection[Tensor], names: Collection[str] = (), seed: int = 0):
+    def __init__(self, scales: Collection[Tensor], names: Collection[str] = ()):
         self.scales, self.names = tuple(scales), tuple(names)
-        super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed)
+        super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed=0)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         tensors = output_tensors(outputs, self.names)
