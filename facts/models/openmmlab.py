@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from facts.models.builders import Recipe, TimmModel, nested
 from facts.modules.forms import PivotedLinear, pivoted_layer
-from facts.modules.lowrank import LowRankLayer, LowRankLinear
+from facts.modules.lowrank import LowRankLayer, LowRankLinear, linear_layer
 from facts.utils.numerics import seeded
 from facts.utils.options import options
 from facts.utils.progress import silence
@@ -117,10 +117,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         inner = original.attn
         self.num_heads, self.dropout = inner.num_heads, inner.dropout
-        self.qkv = nn.Linear(inner.embed_dim, 3 * inner.embed_dim, bias=inner.in_proj_bias is not None)
-        self.qkv.weight, self.qkv.bias = inner.in_proj_weight, inner.in_proj_bias
-        self.proj = nn.Linear(inner.embed_dim, inner.embed_dim, bias=inner.out_proj.bias is not None)
-        self.proj.weight, self.proj.bias = inner.out_proj.weight, inner.out_proj.bias
+        self.qkv = linear_layer(inner.in_proj_weight, inner.in_proj_bias)
+        self.proj = linear_layer(inner.out_proj.weight, inner.out_proj.bias)
         self.proj_drop, self.dropout_layer = original.proj_drop, original.dropout_layer
 
     def forward(self, x: Tensor, identity: Tensor) -> Tensor:
@@ -224,7 +222,8 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
     from mmengine.model import revert_sync_batchnorm
     from mmengine.registry import DefaultScope
 
-    config = Config.fromfile(configurations(recipe.toolbox) / recipe.config)
+    configurations = Path(importlib.import_module(recipe.toolbox).__path__[0], ".mim", "configs")
+    config = Config.fromfile(configurations / recipe.config)
     config.merge_from_dict({f"model.{name}": value for name, value in recipe.arguments.items()})
     config.model.backbone.init_cfg = None  # no download
     if "pretrained" in config.model:
@@ -234,10 +233,6 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
         network = revert_sync_batchnorm(registry.MODELS.build(config.model))
         network.init_weights()
     return network
-
-
-def configurations(toolbox: str) -> Path:
-    return Path(importlib.import_module(toolbox).__path__[0], ".mim", "configs")
 
 
 def _renamed(name: str) -> str:
