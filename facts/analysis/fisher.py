@@ -55,11 +55,7 @@ class FisherSimilarity(Analysis):
                     terms[name] = probe_terms(products, probes, estimator.factors(moments[name]))
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}; leave it out") from error
-        mean, layers = cosine(terms.values()), {name: cosine([layer]) for name, layer in terms.items()}
-        return Findings(
-            {"cosine": mean.value, "cosine_error": mean.standard_error},
-            {name: {"cosine": e.value, "cosine_error": e.standard_error} for name, e in layers.items()},
-        )
+        return Findings(cosine(terms.values()), {name: cosine([layer]) for name, layer in terms.items()})
 
 
 def groups_within(layers: Mapping[str, nn.Linear], max_weights: int) -> Iterator[list[str]]:
@@ -175,11 +171,11 @@ class CrossMoments(Analysis):
             found = inputs.held_out.moments((fisher, local, *sides, change), group, cached=False)
             for name, moments in found.items():
                 (whole,), (kept,) = moments[fisher], moments[local]
-                operator = norm_ratio(whole - kept, kept)
+                operator, operator_error = norm_ratio(whole - kept, kept)
                 (whole_A, whole_B), (A,), (B,) = (moments[side] for side in sides)
                 layers[name] = {
-                    "operator": operator.value,
-                    "operator_error": operator.standard_error,
+                    "operator": operator,
+                    "operator_error": operator_error,
                     "input_side": _norm_ratio(whole_A - A, A),
                     "grad_side": _norm_ratio(whole_B - B, B),
                 }
@@ -195,14 +191,6 @@ def _norm_ratio(dropped: Tensor, kept: Tensor) -> float:
     """‖dropped‖_F / ‖kept‖_F; 0 if nothing is dropped, even if nothing is kept."""
     above, below = (torch.linalg.vector_norm(matrix, dtype=torch.float64).item() for matrix in (dropped, kept))
     return above / below if above else 0.0
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value estimated from random probes, and its standard error."""
-
-    value: float
-    standard_error: float
 
 
 def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> Tensor:
@@ -221,10 +209,10 @@ def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> 
     return torch.stack([(a * b).sum(dim=(1, 2), dtype=torch.float64) for a, b in pairs], dim=1).cpu()
 
 
-def cosine(layers: Iterable[Tensor]) -> Estimate:
+def cosine(layers: Iterable[Tensor]) -> dict[str, float]:
     """The mean over layers of mean ⟨F V, F̂ V⟩ / √(mean ‖F V‖² · mean ‖F̂ V‖²), from each layer's terms `[K, 3]`.
 
-    The standard error is that of the linearised ratio (delta method), for layers with the same probes.
+    Its standard error, `cosine_error`, is that of the linearised ratio (delta method), for layers with the same probes.
     """
     values, influences = [], []
     for terms in layers:
@@ -232,22 +220,23 @@ def cosine(layers: Iterable[Tensor]) -> Estimate:
         value = both / (exact * approximate).sqrt()
         values.append(value)
         influences.append(value * (terms @ torch.stack([1 / both, -0.5 / exact, -0.5 / approximate])))
-    return _estimate(torch.stack(values).mean(), torch.stack(influences).mean(dim=0))
+    mean, error = _with_error(torch.stack(values).mean(), torch.stack(influences).mean(dim=0))
+    return {"cosine": mean, "cosine_error": error}
 
 
-def norm_ratio(first: Tensor, second: Tensor) -> Estimate:
-    """√(mean ‖P V‖² / mean ‖Q V‖²), an estimate of ‖P‖_F / ‖Q‖_F, from the products of P and of Q, `[K, m, n]`."""
+def norm_ratio(first: Tensor, second: Tensor) -> tuple[float, float]:
+    """√(mean ‖P V‖² / mean ‖Q V‖²) ≈ ‖P‖_F / ‖Q‖_F with its standard error, from products of P and Q, `[K, m, n]`."""
     squares = torch.stack([each.double().square().sum(dim=(1, 2)).cpu() for each in (first, second)], dim=1)
     above, below = squares.mean(dim=0)
     if above == 0:
-        return Estimate(0.0, 0.0)
+        return 0.0, 0.0
     value = (above / below).sqrt()
     influence = value / 2 * (squares @ torch.stack([1 / above, -1 / below]))
-    return _estimate(value, influence)
+    return _with_error(value, influence)
 
 
-def _estimate(value: Tensor, influence: Tensor) -> Estimate:
-    return Estimate(value.item(), (influence.std() / len(influence) ** 0.5).item())
+def _with_error(value: Tensor, influence: Tensor) -> tuple[float, float]:
+    return value.item(), (influence.std() / len(influence) ** 0.5).item()
 
 
 def _unit(matrix: Tensor) -> Tensor:
