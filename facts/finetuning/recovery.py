@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.data import Data
 from facts.calibration.outputs import Distance, default_error, distance, refuse_unfit_network, refuse_unreadable
 from facts.finetuning.recipe import Finetuning, Precision, Steps
-from facts.finetuning.training import finetune
+from facts.finetuning.training import finetune, values_of
 from facts.modules.linear_calls import copy_with, unwrapped
 from facts.modules.networks import precision_of, type_of
 from facts.moments.batch import at_least_float32
@@ -175,19 +175,14 @@ def fast_precision(device: torch.device) -> Precision:
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Convert half-precision tensors to float32 within the block: rounding would swallow small steps."""
-
-    def tensors() -> dict[str, torch.Tensor]:
-        """Parameters and buffers, unsaved ones too; read again later, since the block may replace modules."""
-        return dict(chain(model.named_parameters(), model.named_buffers()))
-
-    types = {name: tensor.dtype for name, tensor in tensors().items() if tensor.dtype in HALVES}
-    for name, tensor in tensors().items():
+    types = {name: tensor.dtype for name, tensor in values_of(model).items() if tensor.dtype in HALVES}
+    for name, tensor in values_of(model).items():
         if name in types:
             tensor.data = tensor.data.float()
     try:
         yield
     finally:
-        for name, tensor in tensors().items():
+        for name, tensor in values_of(model).items():  # the block may have replaced modules
             if name in types:
                 tensor.data = tensor.data.to(types[name])
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -324,18 +324,18 @@ class State:
         """Record an error, and keep the weights if it is the smallest so far."""
         error = math.inf if math.isnan(error) else error
         if not self.errors or error < min(self.errors):
-            self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
+            self.best = {name: tensor.detach().clone() for name, tensor in values_of(self.student).items()}
         self.errors.append(error)
 
     @torch.no_grad()
     def take_best(self) -> None:
         """Give the student the weights with the smallest error, if any was recorded."""
-        for name, tensor in self._weights().items() if self.best else ():
+        for name, tensor in values_of(self.student).items() if self.best else ():
             tensor.data = self.best[name].clone()  # an expanded buffer cannot be written
 
     def tensors(self) -> dict[str, Tensor]:
         return {
-            **{f"student/{name}": tensor.detach() for name, tensor in self._weights().items()},
+            **{f"student/{name}": tensor.detach() for name, tensor in values_of(self.student).items()},
             **{f"adamw/{name}": tensor for name, tensor in optimizer_tensors(self.optimizer).items()},
             **{f"scaler/{key}": torch.tensor(value) for key, value in self.scaler.state_dict().items()},
             **{f"best/{name}": tensor for name, tensor in self.best.items()},
@@ -351,7 +351,7 @@ class State:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         # Copies: a file's tensors begin anywhere, and on CPUs without AVX-512, products depend on where one begins.
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        for name, tensor in self._weights().items():
+        for name, tensor in values_of(self.student).items():
             tensor.data = tensors[f"student/{name}"].to(tensor)
             if f"best/{name}" in tensors:
                 self.best[name] = tensors[f"best/{name}"].to(tensor.device)
@@ -362,9 +362,10 @@ class State:
         self.seconds, self.seconds_to_validate, self.seconds_to_save = tensors["seconds"].tolist()
         self.totals, self.errors = tensors["totals"], tensors["errors"].tolist()
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers, each once: some networks register one under several names."""
-        return {**dict(self.student.named_parameters()), **dict(self.student.named_buffers())}
+
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    """List parameters and buffers, unsaved ones too, each once: some networks register one under several names."""
+    return dict(chain(model.named_parameters(), model.named_buffers()))
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
