@@ -9,7 +9,6 @@ import typer
 import facts
 from facts.cli import options
 from facts.cli.options import BUDGET, ESTIMATORS, METHOD, SEARCHES, option
-from facts.utils.files import at_home
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +112,12 @@ def compress(
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     result = rounded(result, stored, of_original)
-    _save(result, out, elastic, stored)  # before the evaluation, which may fail
+    if elastic:
+        _save_elastic(result, out)
+    else:
+        _save_compressed(result, out, stored)
     again = f"facts evaluate {out} --data {evaluation_text or data}"
-    if evaluate:
+    if evaluate:  # now that it is saved, since this may fail
         _evaluate(task, result, network, None if elastic else out, execution.precision, again)
     else:
         print("not evaluated: --no-evaluate")
@@ -147,19 +149,15 @@ def _evaluate(
         print(f"not evaluated ({str(error) or 'interrupted'}): try `{again}{unseen}`")
 
 
-def _save(result: "facts.CompressionResult", out: Path, elastic: bool, dtype: "torch.dtype") -> None:
-    """Save a result, or a folder for every budget, then print it."""
+def _save_elastic(result: "facts.CompressionResult", out: Path) -> None:
     from facts.utils.progress import progress_of
 
-    if elastic:
-        with progress_of("saving"):
-            facts.save_elastic(result, out)
-        print(result)
-        size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
-        print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB in float32")
-        print(f"above is one cut of it; `facts cut {out} --ratio 0.6 --out FOLDER` makes another, without data")
-    else:
-        _save_compressed(result, out, dtype)
+    with progress_of("saving"):
+        facts.save_elastic(result, out)
+    print(result)
+    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    print(f"\nsaved to {out}: the original and what every budget needs, {size:.4g} MB in float32")
+    print(f"above is one cut of it; `facts cut {out} --ratio 0.6 --out FOLDER` makes another, without data")
 
 
 def _save_compressed(result: "facts.CompressionResult", out: Path, dtype: "torch.dtype") -> None:
@@ -183,7 +181,7 @@ def _check_target(out: Path, cache: Path | None = None) -> None:
     from facts.saving.save import target_folder
 
     target = target_folder(out)
-    if cache and at_home(cache).resolve().is_relative_to(at_home(out).resolve()):
+    if cache and cache.resolve().is_relative_to(out.resolve()):
         raise ValueError(f"--cache {cache} lies in --out {out}, which holds one network alone: give another folder")
     if (target / MANIFEST).exists():
         log.warning("%s holds an older result, which will be replaced", out)
@@ -231,7 +229,7 @@ def pareto(
         "estimators": options.all_chosen(estimators or "facts", ESTIMATORS),
         "searches": options.all_chosen(searches, SEARCHES) if searches else [],
     }
-    fractions = options.numbers_of(ratios)
+    fractions = [options.fraction_of(ratio) for ratio in ratios.split(",")]
 
     from facts.cli.inputs import batches_of, build, measured, nothing_to_evaluate, task_of
     from facts.compression.compress import default_parts

@@ -36,7 +36,6 @@ from facts.tasks.base import pass_over
 from facts.tasks.classification.base import are_right, data_config, evaluate_features, num_classes
 from facts.tasks.classification.images import ImageFolder
 from facts.tasks.language import Corpus, Split, losses_of_windows, perplexity_of, windows
-from facts.utils.files import at_home
 from facts.utils.hub import REPOSITORY
 from facts.utils.numerics import mean_and_error
 from facts.utils.options import first_line
@@ -44,14 +43,15 @@ from facts.utils.options import first_line
 log = logging.getLogger(__name__)
 
 CONFIGURATION = "config.json"
+HAS_ITS_OWN = "{} has weights and classes of its own: leave out --weights and --num-classes"
+LEAST_JUDGED = 20  # samples, before an accuracy is called chance
+ENOUGH_IMAGES = 200  # images to calibrate on
+Data = ImageFolder | Corpus
 
 
 def is_saved(name: str) -> bool:
     """Whether a name is that of a folder that `facts compress` wrote."""
     return (Path(name) / MANIFEST).is_file()
-
-
-HAS_ITS_OWN = "{} has weights and classes of its own: leave out --weights and --num-classes"
 
 
 def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
@@ -88,7 +88,7 @@ def build(name: str, weights: str | None, num_classes: int | None, device: str |
     torch.manual_seed(0)  # random weights are the same in every run
     network = _recipe(name, weights, num_classes).build()
     if isinstance(network.recipe, TransformersModel) and vars(network).keys().isdisjoint(PROCESSORS):
-        read_processors(network, at_home(name))  # its weights are random, or elsewhere
+        read_processors(network, Path(name))  # its weights are random, or elsewhere
     return network.to(place)
 
 
@@ -140,7 +140,7 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         if num_classes == 0:
             raise ValueError(f"--num-classes 0, no classifier, is for networks of timm, not for {name}")
         return TorchvisionModel(tag=tag, weights=chosen, arguments=arguments)
-    folder = at_home(name)
+    folder = Path(name)
     if not name.startswith(TRANSFORMERS) and not (folder / CONFIGURATION).is_file():
         raise ValueError(f"there is no network {name!r}: {_instead_of(name, [*known])}")
     if num_classes is not None:
@@ -203,11 +203,6 @@ def _device(name: str | None) -> torch.device:
         raise ValueError(f"there is no device {name!r} here ({first_line(error)})") from error
 
 
-LEAST_JUDGED = 20  # samples, before an accuracy is called chance
-ENOUGH_IMAGES = 200  # images to calibrate on
-Data = ImageFolder | Corpus
-
-
 def data_of(
     model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
@@ -216,7 +211,7 @@ def data_of(
         raise ValueError("--data is empty: name a folder, a text file or a data set")
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
-        images = ImageFolder(root=at_home(data), **options)
+        images = ImageFolder(root=Path(data), **options)
         images.inspect()
         if "whole" not in options and (reason := no_labels(images, model)):
             log.info("%s: the network's own outputs are the labels", reason)

@@ -73,11 +73,6 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
     return list(names)
 
 
-def numbers_of(values: str) -> list[float]:
-    """Split a comma-separated list into its numbers. Anything else is a usage error."""
-    return [fraction_of(value) for value in values.split(",")]
-
-
 def fraction_of(value: str) -> float:
     """Read a fraction in (0, 1]. Anything else, such as a percentage, is a usage error that says what to write."""
     with suppress(ValueError):
