@@ -80,11 +80,10 @@ def evaluate(
     if weights and is_saved(model) and original is network:
         raise ValueError(HAS_ITS_OWN.format(model))
     cost = facts.count_cost(network, input_shape(network, sequence_length))
-    costs = {"flops": cost.flops, "params": cost.params}
     found = measured(task, network, original, getattr(torch, precision), held_out)
     if not is_saved(model):
         warn_of_chance(found, network)
-    metrics = found | costs
+    metrics = found | {"flops": cost.flops, "params": cost.params}
     if as_json:
         # JSON has no infinity.
         known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}

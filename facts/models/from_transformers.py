@@ -46,9 +46,7 @@ class TransformersModel(Recipe):
     @classmethod
     def classes(cls) -> dict[str, tuple[str, ...]]:
         """Names of the transformers classes that this recipe can build, by type of configuration."""
-        import_transformers()
-        from transformers.models.auto import modeling_auto
-
+        modeling_auto = import_transformers().models.auto.modeling_auto
         table: Mapping[str, str | Sequence[str]] = getattr(modeling_auto, cls.mapping)
         return {kind: (names,) if isinstance(names, str) else tuple(names) for kind, names in table.items()}
 

@@ -204,14 +204,13 @@ def _quantize(file: Path, samples: list[Tensor], out: Path) -> None:
     outputs: if they are rounded too, some releases of ONNX Runtime fuse layers incorrectly. Uses its static
     quantization in the default format.
     """
+    import onnx
     from onnxruntime.quantization import quantize_static
 
     def inputs() -> Iterator[dict[str, Any]]:
         for done, sample in enumerate(samples):
             show(done, len(samples))
             yield {"input": sample.numpy()}
-
-    import onnx
 
     network = onnx.load(file, load_external_data=False)
     exact = [*_of_merging(network), *_with_outliers(network, file.parent, samples[:NUM_COMPARED])]
@@ -425,7 +424,7 @@ def loaded(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: 
         export_openvino(network, batch[:1], file := folder / "int8.xml", int8=int8)
     if kind == "ONNX Runtime":
         return onnx_call(file)
-    return openvino_call(file, torch.bfloat16 if number_format == "bfloat16" else torch.float32)
+    return openvino_call(file, FORMATS.get(number_format, torch.float32))
 
 
 def _in_pytorch(network: nn.Module, dtype: torch.dtype, compiler: dict[str, Any] | None) -> Call:

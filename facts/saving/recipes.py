@@ -74,7 +74,7 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     if not isinstance(tag, str):
         return None
     features: Any = getattr(model, "feature_info", None)
-    arguments: dict[str, Any] = {name: getattr(model, name) for name in ("num_classes",) if hasattr(model, name)}
+    arguments: dict[str, Any] = {"num_classes": model.num_classes} if hasattr(model, "num_classes") else {}
     if isinstance(features, FeatureInfo):  # whose indices may count from the end
         levels = [index % len(features.info) for index in features.out_indices]
         arguments |= {"features_only": True, "out_indices": levels}

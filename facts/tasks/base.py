@@ -12,6 +12,7 @@ from facts.modules.linear_calls import stand_in
 from facts.modules.networks import autocast, evaluating, run
 from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.utils.batches import Batches, to_device
+from facts.utils.distributed import loader_workers
 from facts.utils.numerics import shuffled
 from facts.utils.options import options
 from facts.utils.progress import with_progress
@@ -123,7 +124,7 @@ def pass_over(
     return found
 
 
-def by_workers(num_workers: int, pin_memory: bool = False) -> dict[str, Any]:
+def by_workers(wanted: int | None, pin_memory: bool = False) -> dict[str, Any]:
     """Options of a loader whose workers persist, since searches read the same batches repeatedly."""
-    pin_memory = pin_memory and torch.cuda.is_available()
+    num_workers, pin_memory = loader_workers(wanted), pin_memory and torch.cuda.is_available()
     return {"num_workers": num_workers, "persistent_workers": num_workers > 0, "pin_memory": pin_memory}

@@ -35,7 +35,6 @@ from facts.moments.losses import kl_divergence
 from facts.tasks.base import Evaluation, Task, by_workers, chosen_indices_of, fields_of, pass_over
 from facts.utils.batches import Groups, NumberedBatches
 from facts.utils.cache import content_key
-from facts.utils.distributed import loader_workers
 from facts.utils.numerics import jackknife_errors, seed_of, seeded, shuffled
 from facts.utils.options import Count, options
 from facts.utils.progress import progress_of, silence
@@ -194,7 +193,7 @@ class DensePrediction(Task):
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
         groups = Groups(dataset, parts, seed=(self.seed, *seed))
         key = content_key(self.content_key(model), list(indices), size, groups.seed)
-        return NumberedBatches(groups, finish, key, range(len(groups)), by_workers(loader_workers(self.num_workers)))
+        return NumberedBatches(groups, finish, key, range(len(groups)), by_workers(self.num_workers))
 
 
 @options

@@ -43,7 +43,6 @@ from facts.tasks.classification.files import (
 )
 from facts.utils.batches import NumberedBatches
 from facts.utils.cache import content_key
-from facts.utils.distributed import loader_workers
 from facts.utils.numerics import seed_of, seeded, shuffled
 from facts.utils.options import Count, options
 from facts.utils.progress import with_progress
@@ -183,8 +182,7 @@ class Images(Classification):
         if labels is not None:
             items = replace(items, files=replace(items.files, labels=np.array(labels)[items.files.labels]))
         finish = Decodable(len(items.files), labels is not None, self.most_broken)
-        options = by_workers(loader_workers(self.num_workers), pin_memory=True)
-        return NumberedBatches(items, finish, key, range(len(items)), options)
+        return NumberedBatches(items, finish, key, range(len(items)), by_workers(self.num_workers, pin_memory=True))
 
     def _transform(self, model: nn.Module, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
         config = data_config(model)
