@@ -30,9 +30,6 @@ from facts.utils.progress import Show, progress_of, report
 
 log = logging.getLogger(__name__)
 
-Numbered = tuple[int, tuple[Any, Any]]
-"""A batch and its number in the epoch."""
-
 Validate = Callable[[nn.Module], float]
 """Maps a network, in any mode, to its error on samples that it is not trained on, the same in all processes."""
 
@@ -224,8 +221,8 @@ class _Training:
             self.state.note_error(self.validate(self.student))
             self.state.seconds_to_validate = time.perf_counter() - start
 
-    def _step(self, epoch: int, batches: list[Numbered]) -> float:
-        """Update the weights once, from the batches of all processes. Returns the mean loss."""
+    def _step(self, epoch: int, batches: list[tuple[int, tuple[Any, Any]]]) -> float:
+        """Update the weights once, from all processes' batches, each with its number. Returns the mean loss."""
         state, recipe = self.state, self.recipe
         num_samples = sum(distributed.all_gather(sum(batch_size(inputs) for _, (inputs, _) in batches)))
         parameters = [parameter for parameter in self.student.parameters() if parameter.requires_grad]
