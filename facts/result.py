@@ -178,7 +178,6 @@ class Summary:
         return next(kind for kind, names in KINDS_SHOWN.items() if name in getattr(self, names, [name]))
 
     def _costs(self) -> str:
-        """Table of costs."""
         original, compressed = self.sizes
         types = f"{original.types} before, {compressed.types} after"
         stored = original.types if original.types == compressed.types else types
