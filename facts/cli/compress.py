@@ -365,8 +365,7 @@ def push(
     The card is rewritten, unless the one in the repository was edited. `facts.load_compressed("OWNER/NAME")` loads
     the network from there.
     """
-    from facts.saving.elastic import ELASTIC
-    from facts.saving.manifest import Manifest
+    from facts.saving.manifest import ELASTIC, Manifest
 
     if (Path(folder) / ELASTIC).exists():
         raise ValueError(f"{folder} serves every budget: push a cut of it, or all of it with `hf upload`")

@@ -51,45 +51,34 @@ def evaluate(
     from tabulate import tabulate
 
     from facts.calibration.data import Data
-    from facts.cli.inputs import (
-        HAS_ITS_OWN,
-        data_of,
-        input_shape,
-        is_saved,
-        load,
-        measured,
-        no_labels,
-        original_of,
-        warn_of_chance,
-        with_errors,
-    )
+    from facts.cli import inputs
     from facts.modules.networks import is_encoder
     from facts.tasks import ImageFolder
 
-    network = load(model, weights, num_classes, device)
+    network, is_saved = inputs.load(model, weights, num_classes, device), inputs.is_saved(model)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
-    task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
-    original, held_out = original_of(network, weights, device) if encodes and is_saved(model) else network, None
-    if is_saved(model) and isinstance(task, ImageFolder) and (reason := no_labels(task, network)):
+    task = inputs.data_of(network, data, None, whole=not unseen and not encodes, **reading)
+    original, held_out = inputs.original_of(network, weights, device) if encodes and is_saved else network, None
+    if is_saved and isinstance(task, ImageFolder) and (reason := inputs.no_labels(task, network)):
         if unseen:
             raise ValueError(f"{reason}, so all of them may have calibrated the network: leave out --unseen")
         log.info("%s: the agreement with the original is measured", reason)
-        original = original_of(network, weights, device)
+        original = inputs.original_of(network, weights, device)
         held_out = Data.of(task.for_features(network)[1], network)
-    if weights and is_saved(model) and original is network:
-        raise ValueError(HAS_ITS_OWN.format(model))
-    cost = facts.count_cost(network, input_shape(network, sequence_length))
-    found = measured(task, network, original, getattr(torch, precision), held_out)
-    if not is_saved(model):
-        warn_of_chance(found, network)
+    if weights and is_saved and original is network:
+        raise ValueError(inputs.HAS_ITS_OWN.format(model))
+    cost = facts.count_cost(network, inputs.input_shape(network, sequence_length))
+    found = inputs.measured(task, network, original, getattr(torch, precision), held_out)
+    if not is_saved:
+        inputs.warn_of_chance(found, network)
     metrics = found | {"flops": cost.flops, "params": cost.params}
     if as_json:
         # JSON has no infinity.
         known = {name: value if isfinite(value or 0) else None for name, value in metrics.items()}
         print(json.dumps(known, indent=1))
     else:
-        rows = with_errors({name: value for name, value in metrics.items() if value is not None}).items()
+        rows = inputs.with_errors({name: value for name, value in metrics.items() if value is not None}).items()
         print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))
 
 
@@ -112,7 +101,7 @@ def export(
 
     The file takes any batch size. `facts benchmark` says how fast it is.
     """
-    from facts.cli.inputs import batch_of, data_of, input_shape, load_result
+    from facts.cli import inputs
     from facts.modules.networks import reads_tokens
     from facts.saving.export import import_openvino, refuse_other_endings, refuse_without_onnx
     from facts.utils.files import writable_folder
@@ -128,25 +117,24 @@ def export(
         import_openvino(int8)
     if out.suffix != ".pt2":
         refuse_without_onnx()
-    network = load_result(folder)[0].model
+    network = inputs.load_result(folder)[0].model
     if int8 and reads_tokens(network):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
-    calibration = data_of(network, data or "", num_workers=0).calibration(network) if int8 else None
-    example = batch_of(network, input_shape(network, sequence_length), 1)
-    if out.suffix == ".pt2":
-        with progress_of("export"):
+    calibration = inputs.data_of(network, data or "", num_workers=0).calibration(network) if int8 else None
+    example = inputs.batch_of(network, inputs.input_shape(network, sequence_length), 1)
+    with progress_of("export"):
+        if out.suffix == ".pt2":
             facts.export_program(network, example, out)
-    else:
-        write = facts.export_openvino if out.suffix == ".xml" else facts.export_onnx
-        with progress_of("export"):
+        else:
+            write = facts.export_openvino if out.suffix == ".xml" else facts.export_onnx
             error = write(network, example, out, int8=calibration)
-        if int8:
-            print(f"relative squared error of the outputs in int8: {error:.2g}")
-            if error > FAR_IN_INT8:
-                log.warning(
-                    "int8 changes these outputs a lot: measure the accuracy before you use the file, calibrate on more "
-                    "images, or leave out --int8"
-                )
+    if int8:
+        print(f"relative squared error of the outputs in int8: {error:.2g}")
+        if error > FAR_IN_INT8:
+            log.warning(
+                "int8 changes these outputs a lot: measure the accuracy before you use the file, calibrate on more "
+                "images, or leave out --int8"
+            )
     print(f"saved to {out}" + f" and {out.with_suffix('.bin').name}, which belongs to it" * (out.suffix == ".xml"))
 
 
@@ -177,23 +165,20 @@ def benchmark(
     import torch
     from tabulate import tabulate
 
-    from facts.cli.inputs import batch_of, build, data_of, input_shape, is_saved, load
+    from facts.cli import inputs
     from facts.utils.distributed import device_name
 
-    networks = {
-        name: load(name, None, None, device) if is_saved(name) else build(name, "random", None, device)
-        for name in models
-    }
+    networks = {name: inputs.load(name, "random", None, device) for name in models}
     first = networks[models[0]]
-    shapes = {name: input_shape(network, sequence_length) for name, network in networks.items()}
+    shapes = {name: inputs.input_shape(network, sequence_length) for name, network in networks.items()}
     if others := [name for name in shapes if shapes[name] != shapes[models[0]]]:
         both = f"{others[0]} reads inputs {list(shapes[others[0]])}, and {models[0]} {list(shapes[models[0]])}"
         raise ValueError(f"{both}: time networks of other inputs in another run")
     try:
-        batch = batch_of(first, shapes[models[0]], batch_size)
+        batch = inputs.batch_of(first, shapes[models[0]], batch_size)
     except RuntimeError as error:
         raise MemoryError(f"a batch of {batch_size:,} inputs fits no memory: give a smaller --batch-size") from error
-    calibration = data_of(first, data, num_workers=0).calibration(first) if data else None
+    calibration = inputs.data_of(first, data, num_workers=0).calibration(first) if data else None
     speeds = facts.benchmark(networks, batch, runtimes=runtime, int8=calibration)
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
     rows = [
