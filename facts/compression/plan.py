@@ -208,9 +208,8 @@ def _rounding(allocated: AllocatedNetwork) -> float:
     """Largest relative error that its data type causes in a low-rank layer's weight."""
     errors = [0.0]
     for name, layer in allocated.model.named_modules():
-        if not (isinstance(layer, LowRankLayer) and allocated.result.plan.get(name)):
-            continue
-        factors = (*layer.factors(), *allocated.decompositions[name].truncate(layer.rank))
-        left, right, *exact = (factor.detach().to(factors[0].device).double() for factor in factors)
-        errors.append(relative_error(left @ right, exact[0] @ exact[1]))
+        if isinstance(layer, LowRankLayer) and allocated.result.plan.get(name):
+            factors = (*layer.factors(), *allocated.decompositions[name].truncate(layer.rank))
+            left, right, *exact = (factor.detach().to(factors[0].device).double() for factor in factors)
+            errors.append(relative_error(left @ right, exact[0] @ exact[1]))
     return max(errors)

@@ -5,7 +5,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -258,10 +258,8 @@ class ImageFolder(Images):
 
         Raises `ValueError` if they are more than a tenth.
         """
-        task = replace(self)
-        parts = {tuple(part.names): part for part in self._splits}  # both may have all images
-        sound = {names: decodable(part, self.most_broken) for names, part in parts.items()}
-        vars(task).update(_found=self._found, _splits=[sound[tuple(part.names)] for part in self._splits])
+        task, sound = replace(self), cache(decodable)  # both parts may be the same images
+        vars(task).update(_found=self._found, _splits=[sound(part, self.most_broken) for part in self._splits])
         return task
 
     @property
