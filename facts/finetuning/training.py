@@ -137,18 +137,16 @@ class _Training:
     @torch.no_grad()
     def _settle_modes(self, seed: tuple[int, ...], inputs: Any) -> None:
         """Put modules in evaluation mode that return other outputs in training mode, as those of auxiliary heads."""
-        student, norms = self.student, [norm.training for norm in self.norms]
-        for norm in self.norms:
-            norm.eval()  # statistics stay as they are
-        with seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
+        student = self.student
+        with ExitStack() as stack, seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
+            for norm in self.norms:
+                stack.enter_context(evaluating(norm))  # statistics stay as they are
             with evaluating(student):
                 expected = tree_structure(run(student, inputs))
             for module in student.modules():
                 if tree_structure(run(student, inputs)) == expected:
                     break
                 module.training &= not any(True for _ in module.children())
-        for norm, is_trained in zip(self.norms, norms, strict=True):
-            norm.train(is_trained)
         self.is_settled = True
 
     def _is_over(self) -> bool:
