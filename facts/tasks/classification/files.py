@@ -132,29 +132,26 @@ class Found:
     numbered: bool = False
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def in_use(self, source: Path) -> "Found":
-        """Keep the part to calibrate on and the first with labels to evaluate on, and warn of all that is left out."""
-        named = [*self.parts]
-        if len(named) > 1:
-            named = [name for name in (*TRAINING, *EVALUATION) if name in self.parts]
-        if not named or not len(self.parts[named[0]]):
-            raise ValueError(f"{source} has the splits {', '.join(self.parts)}, and no images in train: name a split")
-        others = {name: self.parts[name] for name in EVALUATION if name in self.parts and name != named[0]}
-        judging = [name for name, files in others.items() if len(files) and (files.labels >= 0).all()][:1]
-        kept = {name: self.parts[name] for name in (named[0], *judging)}
-        unused = {f"in {name}": files.names for name, files in self.parts.items() if name not in kept}
-        if left_out := {kind: names for kind, names in {**self.left_out, **unused}.items() if names}:
-            total = sum(map(len, left_out.values()))
-            log.warning("%s files and folders at %s are left out: %s", f"{total:,}", source, summed_up(left_out))
-        return replace(self, parts=kept)
-
 
 def find_images(source: Path) -> Found:
-    """Find the images to calibrate on, and those to evaluate on if they are apart; a warning counts all others.
+    """Find the images to calibrate on and, if there is another part with labels, those of the first to evaluate on.
 
-    Raises `ValueError` or an `OSError` if there are none.
+    A warning counts all others. Raises `ValueError` or an `OSError` if there are none.
     """
-    return _found(source).in_use(source)
+    found = _found(source)
+    parts, named = found.parts, [*found.parts]
+    if len(named) > 1:
+        named = [name for name in (*TRAINING, *EVALUATION) if name in parts]
+    if not named or not len(parts[named[0]]):
+        raise ValueError(f"{source} has the splits {', '.join(parts)}, and no images in train: name a split")
+    others = {name: parts[name] for name in EVALUATION if name in parts and name != named[0]}
+    judging = [name for name, files in others.items() if len(files) and (files.labels >= 0).all()][:1]
+    kept = {name: parts[name] for name in (named[0], *judging)}
+    unused = {f"in {name}": files.names for name, files in parts.items() if name not in kept}
+    if left_out := {kind: names for kind, names in {**found.left_out, **unused}.items() if names}:
+        total = sum(map(len, left_out.values()))
+        log.warning("%s files and folders at %s are left out: %s", f"{total:,}", source, summed_up(left_out))
+    return replace(found, parts=kept)
 
 
 def _found(source: Path) -> Found:
