@@ -118,7 +118,7 @@ README: dict[str, Callable[[], bool]] = {
     ),
     "where ToMe must merge nearly all tokens, it is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
-    "At half of the FLOPs, a DeiT-B with random weights takes 50 to 60 percent of the time on CPUs in float32.": lambda: all(
+    "a DeiT-B with random weights takes 50 to 60 percent of the time on CPUs in float32.": lambda: all(
         0.485 < remaining(machine, f"{runtime}, float32") < 0.605
         for machine in ("amd_epyc_bfloat16", "intel_xeon_amx")
         for runtime in ("PyTorch", "PyTorch compiled", "ONNX Runtime", "OpenVINO")
