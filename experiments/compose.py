@@ -183,19 +183,16 @@ def _chosen(loader: ConfigLoader, *choices: str) -> bytes:
             read[group] = name
         else:
             rest.append(str(each.input_line))
-    return _put(loader, tuple(rest), tuple(read.items()))
+    config = pickle.loads(_composed_by_hydra(loader, *rest))
+    with flag_override(config, "no_deepcopy_set_nodes", True):
+        for group, name in read.items():
+            config[group] = pickle.loads(_option(loader, group, name))
+    return pickle.dumps(config)
 
 
 @lru_cache(maxsize=1024)
-def _put(loader: ConfigLoader, composed: tuple[str, ...], read: tuple[tuple[str, str], ...]) -> bytes:
-    """Put options that are read into what Hydra composes, the last one into what the others give."""
-    if not read:
-        return pickle.dumps(hydra.compose("run", [*composed]))
-    *before, (group, name) = read
-    config = pickle.loads(_put(loader, composed, tuple(before)))
-    with flag_override(config, "no_deepcopy_set_nodes", True):
-        config[group] = pickle.loads(_option(loader, group, name))
-    return pickle.dumps(config)
+def _composed_by_hydra(loader: ConfigLoader, *overrides: str) -> bytes:
+    return pickle.dumps(hydra.compose("run", [*overrides]))
 
 
 @lru_cache(maxsize=256)
