@@ -28,7 +28,7 @@ from facts.tasks.base import Task
 from facts.utils.progress import timed
 
 # Fields that the result of a compression depends on.
-OPTIONS = (*("estimator", "search", "bounds", "excluded_names", "parts", "form", "ratio", "cost", "cache"),)
+OPTIONS = ("estimator", "search", "bounds", "excluded_names", "parts", "form", "ratio", "cost", "cache")
 
 
 class Context(Protocol):

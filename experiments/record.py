@@ -223,8 +223,8 @@ def mean_difference(better: np.ndarray, worse: np.ndarray) -> tuple[float, float
 
 def paired_difference(record: Record, reference: Record, metric: str) -> tuple[float, float]:
     """Compute how many points a record is ahead of another, and the standard error over the same samples if known."""
-    shares = [each.outcomes.get(metric) for each in (record, reference)]
-    if None in shares:
+    ours, theirs = (each.outcomes.get(metric) for each in (record, reference))
+    if ours is None or theirs is None:
         return record.values.get(metric, nan) - reference.values.get(metric, nan), nan
-    ours, theirs = (100.0 * unpacked(each) for each in shares if each)
-    return float((ours - theirs).mean()), float((ours - theirs).std(ddof=1) / sqrt(len(ours)))
+    share, error = mean_difference(unpacked(ours), unpacked(theirs))
+    return 100 * share, 100 * error

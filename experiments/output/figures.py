@@ -102,7 +102,7 @@ def with_differences(points: pd.DataFrame, records: Records, reference: str, met
     places = zip(points.row, points.column, strict=True)
     pairs = [(records[row, column], records.get((reference, column))) for row, column in places]
     found = [paired_difference(own, other, metric) if own and other else (nan, nan) for own, other in pairs]
-    return points.assign(**dict(zip(("difference", "difference_error"), np.reshape(found, (-1, 2)).T, strict=True)))
+    return points.join(pd.DataFrame(found, points.index, ["difference", "difference_error"], dtype=float))
 
 
 def name_curves(axes: Axes, ends: Mapping[str, tuple[float, Mapping[str, Any]]]) -> None:

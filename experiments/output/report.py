@@ -25,7 +25,6 @@ from experiments.output.tables import (
     Entry,
     entries_of,
     finding_of,
-    in_paper,
     notes_on,
     panels_of,
     read_entries,
@@ -117,7 +116,7 @@ def heading_of(result: Result) -> str:
         return figures
     if result.experiment.figure == "ablation":
         return ablations
-    return paper if in_paper(result.entries.values()) else beyond
+    return paper if any(entry.paper is not None for entry in result.entries.values()) else beyond
 
 
 def marked_up(text: str) -> Markup:

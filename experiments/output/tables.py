@@ -75,11 +75,6 @@ class Entry:
     behind: float | None = None
 
 
-def in_paper(entries: Iterable[Entry]) -> bool:
-    """Check whether the paper has any of these values."""
-    return any(entry.paper is not None for entry in entries)
-
-
 def places_of(experiment: Experiment) -> list[tuple[str, str]]:
     """Rows and columns of a table, then those of the paper's rows that are not ours, in its columns: its devices."""
     published = dict.fromkeys((row, column) for row, column, _ in paper_values(experiment.name))
@@ -96,12 +91,10 @@ def entries_of(experiment: Experiment, cells: Iterable[Cell], comparable: bool) 
     behind = behind_best(experiment, places)
     for ((row, column), draws), metric in product(places.items(), experiment.metrics):
         outcomes = outcomes_of(draws, metric)
-        found = [cell.record.values[metric] for cell in draws if cell.record and metric in cell.record.values]
-        errors = [
-            cell.record.values[f"{metric}_error"]
-            for cell in draws
-            if cell.record and f"{metric}_error" in cell.record.values
-        ]
+        records = [cell.record for cell in draws if cell.record]
+        found, errors = (
+            [record.values[name] for record in records if name in record.values] for name in (metric, f"{metric}_error")
+        )
         ours = mean(found) if found and len(found) == len(draws) else None
         theirs = paper.get((row, column, metric))
         entries.append(
