@@ -4,108 +4,44 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and NAME is a 
 tells results, decimals stand only in these tables; `tests/docs/test_claims.py` checks what the prose says.
 """
 
-import json
 import re
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from functools import cache, partial
-from io import StringIO
+from collections.abc import Iterable
+from math import isnan
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pandas as pd
+from measurements import (
+    BASES,
+    BOTH,
+    DENSE,
+    EARLIER,
+    ROOT,
+    TINY,
+    TOME,
+    UNITS,
+    Lead,
+    ahead,
+    at,
+    closest_to_fisher,
+    kept_parameters,
+    lead_over,
+    on_all_photos,
+    read,
+    table,
+)
 
-from experiments.record import ERRORS_APART, mean_difference, unpacked
+from experiments.record import ERRORS_APART
 from facts.utils.files import replacing
 from facts.utils.options import describe_methods
 
-ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("README.md"), *sorted(ROOT.glob("docs/*.md"))]
 OF_RESULTS = {"README.md": r"\n## Results\n(.*?)\n## ", "results.md": "(.*)"}
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 NO_PROSE = re.compile(rf"{TABLE.pattern}|```.*?```|`[^`]*`|\]\(.*?\)", re.DOTALL)
 
-BASES = "DeiT-B", "Swin-B", "ConvNeXt-B", "MambaVision-B"
-TINY = "DeiT-Tiny", "ViT-Tiny"
-BOTH, UNITS = "Units and tokens: FACTS + CoRS-Fisher", "Units: FACTS + CoRS-Fisher"
-TOME, DENSE = "Tokens: ToMe", "Dense"
 RANKS = " of the FLOPs", " of the FLOPs, ranks in steps of 16", " of the FLOPs, units"
 EXPORTED = [f"{runtime}, {kind}" for runtime in ("ONNX Runtime", "OpenVINO") for kind in ("float32", "int8")]
-HALVES = "top1", "chosen"  # of the validation photos
 
 Rows = Iterable[tuple[str, ...]]
-
-
-@cache
-def text(path: str) -> str:
-    return (ROOT / path).read_text()
-
-
-def read(path: str) -> pd.DataFrame:
-    return pd.read_csv(StringIO(text(path)))
-
-
-def table(name: str) -> pd.DataFrame:
-    """Read a CSV of `results/`: `pivoted` is `mini/tables/pivoted`, `photos/units` is `photos/tables/units`."""
-    profile, _, file = name.rpartition("/")
-    if "/" in profile:
-        return read(f"results/{name}.csv")
-    try:
-        return read(f"results/{profile or 'mini'}/tables/{file}.csv")
-    except FileNotFoundError:
-        if profile != "photos" or file not in EARLIER:
-            raise
-        return EARLIER[file]()
-
-
-def at(name: str, *words: str, of: str = "ours") -> float:
-    """Look up the value in the only line of a CSV that holds all words, such as row, column and metric."""
-    lines = table(name)
-    matching = np.ones(len(lines), dtype=bool)
-    for word in words:
-        matching &= (lines.astype(str) == word).any(axis=1).to_numpy()
-    found = lines[matching][of].dropna()
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} lines of {name}, not one, have {of} and {', '.join(words)}")
-    return float(found.iloc[0])
-
-
-# Tables on photos from before the profile `photos`, as it would write them; gone when it has made them again.
-
-
-def _earlier_beyond() -> pd.DataFrame:
-    names = {"deit_tiny": "DeiT-Tiny", "vit_tiny": "ViT-Tiny"}
-    recovered, steps = read("results/photos/earlier/units_recovered.csv"), read("results/photos/earlier/beyond.csv")
-    recovered["row"] = "FACTS + CoRS-Fisher, " + recovered.method.str.removeprefix("layers, ")
-    before = recovered.assign(row=recovered.row.str.removesuffix(", recovered"), ours=recovered.before)
-    steps = steps.assign(row=steps.method.replace("dense", "Dense"), ours=steps.top1)
-    lines = pd.concat([recovered.assign(ours=recovered.judged), before, steps])
-    percent = (100 * lines.ratio).round().astype(int).astype(str)
-    lines["column"] = lines.network.map(names) + ", " + percent + " %"
-    return lines.drop_duplicates(["row", "column"]).assign(metric="top1")
-
-
-def _earlier_searches() -> pd.DataFrame:
-    lines = read("results/photos/earlier/search_methods.csv").rename(columns={"search": "row"})
-    lines["column"] = "ViT-Tiny, layers at " + (100 * lines.ratio).round().astype(int).astype(str) + " %"
-    lines["search_minutes"] = lines.search_seconds / 60
-    return lines.melt(["row", "column"], ["top1", "search_minutes"], "metric", "ours")
-
-
-def _earlier_int8(file: str) -> pd.DataFrame:
-    lines = read(f"results/photos/earlier/{file}.csv").query("network == 'deit_tiny'").rename(columns={"format": "row"})
-    widths = lines.ratio.map(lambda ratio: ", dense" if ratio == 1 else f", units at {100 * ratio:.0f} %")
-    return lines.assign(column="DeiT-Tiny" + widths, metric="speedup", ours=lines["speed-up"])
-
-
-EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
-    "baselines": lambda: read("results/photos/earlier/baselines.csv"),
-    "beyond": _earlier_beyond,
-    "int8_with_vnni": partial(_earlier_int8, "int8"),
-    "int8_without_vnni": partial(_earlier_int8, "int8_without_vnni"),
-    "search_methods": _earlier_searches,
-}
 
 
 # The tables of methods.
@@ -126,55 +62,6 @@ def searches() -> Rows:
 
 
 # Published networks.
-
-
-def on_all_photos(row: str, column: str, name: str = "photos/tokens") -> float:
-    """Average the top-1 of both halves of the validation photos, which are equally large."""
-    return (at(name, row, column, "top1") + at(name, row, column, "chosen")) / 2
-
-
-def record_of(row: str, column: str, name: str = "photos/tokens") -> dict:
-    """Read the record of a cell of a table, which for several draws is the first's."""
-    lines = table(name).query("row == @row and column == @column").dropna(subset="fingerprint")
-    profile, _, file = name.rpartition("/")
-    return _records(text(f"results/{profile or 'mini'}/tables/{file}.jsonl"))[lines.fingerprint.iloc[0]]
-
-
-@cache
-def _records(lines: str) -> dict[str, dict]:
-    """Read records by fingerprint; each names the `draws` of its cell, itself among them."""
-    records, draws = [*map(json.loads, lines.splitlines())], defaultdict[str, list[dict]](list)
-    for record in records:
-        record["draws"] = draws[json.dumps(_of_any_draw(record["config"]), sort_keys=True)]
-        record["draws"].append(record)
-    return {record["fingerprint"]: record for record in records}
-
-
-def _of_any_draw(config: Any) -> Any:
-    if not isinstance(config, dict):
-        return config
-    return {name: _of_any_draw(value) for name, value in config.items() if name not in ("experiment", "seed")}
-
-
-def error_of(row: str, other: str, column: str, metrics: Iterable[str] = HALVES, name: str = "photos/tokens") -> float:
-    """Compute the standard error of a difference in points, photo by photo or, if it is larger, draw by draw."""
-    better, worse = (
-        np.stack(
-            [np.concatenate([unpacked(draw["outcomes"][metric]) for metric in metrics]) for draw in record["draws"]]
-        )
-        for record in (record_of(each, column, name) for each in (row, other))
-    )
-    return 100 * mean_difference(better, worse)[1]
-
-
-def ahead(row: str, other: str, column: str, halves: Collection[str] = HALVES) -> tuple[float, float]:
-    """Compute how many points one row is ahead of another on these photos, and the standard error."""
-    apart = [at("photos/tokens", row, column, half) - at("photos/tokens", other, column, half) for half in halves]
-    return float(np.mean(apart)), error_of(row, other, column, halves)
-
-
-def kept_parameters(row: str, column: str) -> float:
-    return record_of(row, column)["metrics"]["mparams"] / record_of(DENSE, column)["metrics"]["mparams"]
 
 
 def photos() -> Rows:
@@ -284,26 +171,6 @@ def paper_claims() -> Rows:
     )
 
 
-Lead = tuple[float, float]  # and its standard error, NaN if that is not known
-
-
-def lead_over(
-    name: str, row: str, others: Iterable[str], columns: Iterable[str] = (), metric: str = "top1", of: str = "ours"
-) -> Lead:
-    """Average over columns how far a row is ahead of the best of others."""
-    values = table(name).query("metric == @metric").pivot(index="row", columns="column", values=of)
-    columns, errors = [*columns] or [*values.columns[values.loc[row].notna()]], []
-    best = values.loc[[*others], columns].idxmax()
-    for column in columns:
-        try:
-            errors.append(error_of(row, best[column], column, [metric], name))
-        except (FileNotFoundError, KeyError):  # no outcomes: as if on different photos
-            lines = table(name).query("column == @column and metric == @metric and row in (@row, @best[@column])")
-            errors.append(np.linalg.norm(lines.get("standard_error", np.nan)) if len(lines) == 2 else np.nan)
-    gaps = [values.loc[row, column] - values.loc[best[column], column] for column in columns]
-    return float(np.mean(gaps)), float(np.linalg.norm(errors) / len(columns))
-
-
 def _leads(name: str, row: str, others: list[str], columns: Iterable[str] = (), metric: str = "top1") -> list[Lead]:
     return [lead_over(name, row, others, columns, metric, of) for of in ("paper", "ours")]
 
@@ -312,31 +179,19 @@ def _claim(title: str, paper: Lead, small: Lead, photos: Lead | None = None, lev
     """Judge leads by two standard errors; a claim that two methods are `level` needs none."""
 
     def verdict(value: float, error: float) -> str:
-        if np.isnan(error):
+        if isnan(error):
             return "error not known"
         if abs(value) <= ERRORS_APART * error:
             return "yes" if level else "level"
         return "yes" if not level and (value > 0) == (paper[0] > 0) else "no"
 
     def written(value: float, error: float) -> str:
-        return f"{value:+.1f}" + ("" if np.isnan(error) else f" ± {error:.1f}")
+        return f"{value:+.1f}" + ("" if isnan(error) else f" ± {error:.1f}")
 
     measured = [each for each in (small, photos) if each]
     verdicts = dict.fromkeys(verdict(*each) for each in measured)
     leads = (written(*each) if each else "" for each in (small, photos))
     return title, f"{paper[0]:+.1f}", *leads, "; photos: ".join(verdicts)
-
-
-def closest_to_fisher(profile: str, of: str) -> Lead:
-    """Average over networks how far the estimator with the largest cosine is ahead of the best of the others."""
-    lines = table(f"{profile}fisher_estimators").query("row != 'Baseline'")
-    cosines, leads = lines.query("metric == 'cosine'").pivot(index="row", columns="column", values=of), []
-    for column in cosines:
-        closest = cosines[column].idxmax()
-        others = [row for row in lines.row.unique() if row != closest]
-        leads.append(lead_over(f"{profile}fisher_estimators", closest, others, [column], of=of))
-    values, errors = zip(*leads, strict=True)
-    return float(np.mean(values)), float(np.linalg.norm(errors) / len(errors))
 
 
 def digits() -> Rows:
@@ -366,21 +221,20 @@ def tasks() -> Rows:
 def speed() -> Rows:
     yield "DeiT-B at 50 %, AMD EPYC", "layers", "in steps of 16", "units"
     for runtime in ("PyTorch, float32", *EXPORTED):
-        yield from _speed_in("amd_epyc", runtime)
+        yield runtime, *_speeds("amd_epyc", runtime)
 
 
 def speed_on_gpu() -> Rows:
     yield "DeiT-B at 50 %, NVIDIA H200", "layers", "in steps of 16", "units", "units and tokens"
     for title, name in {"TF32": "float32", "bfloat16": "bfloat16", "float16": "float16"}.items():
-        ((_, *values),) = _speed_in("nvidia_h200", f"PyTorch, {name}")
         runtime = "PyTorch, float32 (TF32)" if title == "TF32" else f"PyTorch, {name}"
         remaining = at("benchmarks/nvidia_h200/units_and_tokens", runtime, "0.501", of="remaining time")
-        yield title, *values, f"{1 / remaining:.2f}"
+        yield title, *_speeds("nvidia_h200", f"PyTorch, {name}"), f"{1 / remaining:.2f}"
 
 
-def _speed_in(machine: str, runtime: str) -> Rows:
+def _speeds(machine: str, runtime: str) -> list[str]:
     values = (at(f"benchmarks/{machine}/throughput", runtime, f"50%{ranks}", of="speed-up") for ranks in RANKS)
-    yield runtime, *(f"{value:.2f}" for value in values)
+    return [f"{value:.2f}" for value in values]
 
 
 def speed_of_tokens() -> Rows:
@@ -426,19 +280,10 @@ def paper_map() -> Rows:
 def _link(path: str) -> str:
     name, ending = path.rpartition("/")[2], "md" if "/tables/" in path else "png"
     try:
-        text(f"{path}.csv")
+        read(f"{path}.csv")
     except FileNotFoundError:
         return "[earlier](../results/photos/earlier/README.md)" if "/photos/" in path and name in EARLIER else "no"
     return f"[yes](../{path}.{ending})"
-
-
-TABLES: dict[str, Callable[[], Rows]] = {
-    each.__name__: each
-    for each in (
-        *(estimators, searches, photos, differences, halves, sizes, numbers_of_photos, recovered, baselines, int8),
-        *(paper_claims, paper_map, digits, tasks, speed, speed_on_gpu, speed_of_tokens),
-    )
-}
 
 
 def markdown(rows: Rows) -> str:
@@ -453,7 +298,7 @@ def markdown(rows: Rows) -> str:
 
 def render(page: str) -> str:
     """The page with its tables as docstrings and records have them."""
-    return TABLE.sub(lambda match: match[1] + markdown(TABLES[match[2]]()), page)
+    return TABLE.sub(lambda match: match[1] + markdown(globals()[match[2]]()), page)
 
 
 def loose_numbers(path: Path) -> list[str]:

@@ -5,22 +5,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 
+import measurements
 import numpy as np
 import pandas as pd
 import pytest
+from measurements import BASES, BOTH, DENSE, HALVES, TINY, TOME, UNITS, ahead, at, error_of, on_all_photos, table
+from measurements import kept_parameters as kept
 
 from tests.docs.pages import ROOT, committed, maker
 
-BASES, TINY, RANKS = maker["BASES"], maker["TINY"], (60, 50, 40)
+RANKS = (60, 50, 40)
 PLAIN, OTHERS = ("PELA", "FW-SVD", "ASVD"), ("FW-SVD", "GFWSVD", "KFAC-reduce", "KFAC-expand")
-BOTH, UNITS, TOME, DENSE = maker["BOTH"], maker["UNITS"], maker["TOME"], maker["DENSE"]
 HALF = [f"{network}, 50 %" for network in TINY]
-HALVES, FAST = ("top1", "chosen"), ("float32 (TF32)", "bfloat16", "float16")
+FAST = ("float32 (TF32)", "bfloat16", "float16")
 SIZES = "photos/calibration_size"
 TOKENS = "Tokens: FACTS + CoRS-Fisher"
 LAYERS, PLACE = "Layers, pivoted: FACTS + CoRS-Fisher", "units and tokens at 50 %"
-HELPERS = "ahead", "at", "error_of", "kept_parameters", "on_all_photos", "table"
-ahead, at, error_of, kept, on_all_photos, table = map(maker.get, HELPERS)
 fisher = partial(at, "photos/fisher_estimators")
 encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
 in_int8 = partial(at, "photos/int8")
@@ -336,7 +336,7 @@ CLAIMS = [(page, *claim) for page, claims in PAGES.items() for claim in claims.i
 @pytest.mark.parametrize(("page", "sentence", "holds"), CLAIMS)
 def test_a_claim_stands_on_its_page_and_holds(page, sentence, holds, monkeypatch):
     """On the page without marks and the addresses of links."""
-    monkeypatch.setitem(ahead.__globals__, "text", committed)
+    monkeypatch.setattr(measurements, "text", committed)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text().replace("**", ""))
     assert sentence in " ".join(text.split()), "the page says it no longer: change or remove the claim"
     assert holds(), "the records contradict this sentence: correct it, and the claim"
@@ -346,8 +346,8 @@ def test_a_claim_stands_on_its_page_and_holds(page, sentence, holds, monkeypatch
 def test_other_records_would_contradict_a_claim(page, sentence, holds, monkeypatch):
     """With numbers drawn at random in place of all measurements."""
     generator = np.random.default_rng(0)
-    measured, record_of = (ahead.__globals__[name] for name in ("read", "record_of"))
-    monkeypatch.setitem(ahead.__globals__, "text", committed)
+    measured, record_of = measurements.read, measurements.record_of
+    monkeypatch.setattr(measurements, "text", committed)
 
     def drawn(path: str) -> pd.DataFrame:
         lines = measured(path)
@@ -360,6 +360,6 @@ def test_other_records_would_contradict_a_claim(page, sentence, holds, monkeypat
     def drawn_record(row: str, column: str, name: str = "photos/tokens") -> dict:
         return record_of(row, column, name) | {"metrics": {"mparams": generator.uniform(1, 9)}}
 
-    monkeypatch.setitem(ahead.__globals__, "record_of", drawn_record)
-    monkeypatch.setitem(ahead.__globals__, "read", drawn)
+    monkeypatch.setattr(measurements, "record_of", drawn_record)
+    monkeypatch.setattr(measurements, "read", drawn)
     assert not all(holds() for _ in range(10)), "no measurement could contradict this condition"

@@ -23,7 +23,7 @@ WRITTEN = [*maker["PAGES"], *sorted(ROOT.glob("results/*/tables/*.md")), *ROOT.g
 
 @pytest.mark.parametrize("page", maker["PAGES"], ids=lambda page: page.name)
 def test_pages_hold_what_docstrings_and_records_give(page, monkeypatch):
-    monkeypatch.setitem(render.__globals__, "text", committed)
+    monkeypatch.setattr("measurements.text", committed)
     assert page.read_text() == render(page.read_text()), "docstrings or records have changed: make docs"
     assert loose_numbers(page) == [], "decimals belong in a table of docs/make_tables.py"
 
@@ -33,7 +33,7 @@ def test_a_table_follows_its_records_and_needs_them(monkeypatch):
     records = committed("results/mini/tables/classification_50.csv")
     for row, value in (("FACTS", "12.34"), ("PELA", "56.78")):
         records = re.sub(rf"^({row},DeiT-B,top1),[\d.]+", rf"\1,{value}", records, flags=re.MULTILINE)
-    monkeypatch.setitem(render.__globals__, "text", lambda path: records)
+    monkeypatch.setattr("measurements.text", lambda path: records)
     lines = render(page).splitlines()
     assert lines[:2] == ["before", "<!-- table: digits -->"] and lines[-2:] == ["<!-- end -->", "after"]
     assert [line[:14] for line in lines if "12.3" in line or "56.8" in line] == ["| PELA | 56.8 ", "| FACTS | 12.3"]

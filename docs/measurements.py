@@ -1,0 +1,174 @@
+"""What has been measured, from `results/`: values of tables, and leads of methods with their standard errors."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from functools import cache, partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.record import mean_difference, unpacked
+
+ROOT = Path(__file__).parents[1]
+
+BASES = "DeiT-B", "Swin-B", "ConvNeXt-B", "MambaVision-B"
+TINY = "DeiT-Tiny", "ViT-Tiny"
+BOTH, UNITS = "Units and tokens: FACTS + CoRS-Fisher", "Units: FACTS + CoRS-Fisher"
+TOME, DENSE = "Tokens: ToMe", "Dense"
+HALVES = "top1", "chosen"  # of the validation photos
+
+
+@cache
+def text(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def read(path: str) -> pd.DataFrame:
+    return pd.read_csv(StringIO(text(path)))
+
+
+def table(name: str) -> pd.DataFrame:
+    """Read a CSV of `results/`: `pivoted` is `mini/tables/pivoted`, `photos/units` is `photos/tables/units`."""
+    profile, _, file = name.rpartition("/")
+    if "/" in profile:
+        return read(f"results/{name}.csv")
+    try:
+        return read(f"results/{profile or 'mini'}/tables/{file}.csv")
+    except FileNotFoundError:
+        if profile != "photos" or file not in EARLIER:
+            raise
+        return EARLIER[file]()
+
+
+def at(name: str, *words: str, of: str = "ours") -> float:
+    """Look up the value in the only line of a CSV that holds all words, such as row, column and metric."""
+    lines = table(name)
+    matching = np.ones(len(lines), dtype=bool)
+    for word in words:
+        matching &= (lines.astype(str) == word).any(axis=1).to_numpy()
+    found = lines[matching][of].dropna()
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} lines of {name}, not one, have {of} and {', '.join(words)}")
+    return float(found.iloc[0])
+
+
+def on_all_photos(row: str, column: str, name: str = "photos/tokens") -> float:
+    """Average the top-1 of both halves of the validation photos, which are equally large."""
+    return (at(name, row, column, "top1") + at(name, row, column, "chosen")) / 2
+
+
+def record_of(row: str, column: str, name: str = "photos/tokens") -> dict:
+    """Read the record of a cell of a table, which for several draws is the first's."""
+    lines = table(name).query("row == @row and column == @column").dropna(subset="fingerprint")
+    profile, _, file = name.rpartition("/")
+    return _records(text(f"results/{profile or 'mini'}/tables/{file}.jsonl"))[lines.fingerprint.iloc[0]]
+
+
+@cache
+def _records(lines: str) -> dict[str, dict]:
+    """Read records by fingerprint; each names the `draws` of its cell, itself among them."""
+    records, draws = [*map(json.loads, lines.splitlines())], defaultdict[str, list[dict]](list)
+    for record in records:
+        record["draws"] = draws[json.dumps(_of_any_draw(record["config"]), sort_keys=True)]
+        record["draws"].append(record)
+    return {record["fingerprint"]: record for record in records}
+
+
+def _of_any_draw(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {name: _of_any_draw(value) for name, value in config.items() if name not in ("experiment", "seed")}
+
+
+def error_of(row: str, other: str, column: str, metrics: Iterable[str] = HALVES, name: str = "photos/tokens") -> float:
+    """Compute the standard error of a difference in points, photo by photo or, if it is larger, draw by draw."""
+    better, worse = (
+        np.stack(
+            [np.concatenate([unpacked(draw["outcomes"][metric]) for metric in metrics]) for draw in record["draws"]]
+        )
+        for record in (record_of(each, column, name) for each in (row, other))
+    )
+    return 100 * mean_difference(better, worse)[1]
+
+
+def ahead(row: str, other: str, column: str, halves: Collection[str] = HALVES) -> tuple[float, float]:
+    """Compute how many points one row is ahead of another on these photos, and the standard error."""
+    apart = [at("photos/tokens", row, column, half) - at("photos/tokens", other, column, half) for half in halves]
+    return float(np.mean(apart)), error_of(row, other, column, halves)
+
+
+def kept_parameters(row: str, column: str) -> float:
+    return record_of(row, column)["metrics"]["mparams"] / record_of(DENSE, column)["metrics"]["mparams"]
+
+
+Lead = tuple[float, float]  # and its standard error, NaN if that is not known
+
+
+def lead_over(
+    name: str, row: str, others: Iterable[str], columns: Iterable[str] = (), metric: str = "top1", of: str = "ours"
+) -> Lead:
+    """Average over columns how far a row is ahead of the best of others."""
+    values = table(name).query("metric == @metric").pivot(index="row", columns="column", values=of)
+    columns, errors = [*columns] or [*values.columns[values.loc[row].notna()]], []
+    best = values.loc[[*others], columns].idxmax()
+    for column in columns:
+        try:
+            errors.append(error_of(row, best[column], column, [metric], name))
+        except (FileNotFoundError, KeyError):  # no outcomes: as if on different photos
+            lines = table(name).query("column == @column and metric == @metric and row in (@row, @best[@column])")
+            errors.append(np.linalg.norm(lines.get("standard_error", np.nan)) if len(lines) == 2 else np.nan)
+    gaps = [values.loc[row, column] - values.loc[best[column], column] for column in columns]
+    return float(np.mean(gaps)), float(np.linalg.norm(errors) / len(columns))
+
+
+def closest_to_fisher(profile: str, of: str) -> Lead:
+    """Average over networks how far the estimator with the largest cosine is ahead of the best of the others."""
+    lines = table(f"{profile}fisher_estimators").query("row != 'Baseline'")
+    cosines, leads = lines.query("metric == 'cosine'").pivot(index="row", columns="column", values=of), []
+    for column in cosines:
+        closest = cosines[column].idxmax()
+        others = [row for row in lines.row.unique() if row != closest]
+        leads.append(lead_over(f"{profile}fisher_estimators", closest, others, [column], of=of))
+    values, errors = zip(*leads, strict=True)
+    return float(np.mean(values)), float(np.linalg.norm(errors) / len(errors))
+
+
+# Tables on photos from before the profile `photos`, as it would write them; gone when it has made them again.
+
+
+def _earlier_beyond() -> pd.DataFrame:
+    names = {"deit_tiny": "DeiT-Tiny", "vit_tiny": "ViT-Tiny"}
+    recovered, steps = read("results/photos/earlier/units_recovered.csv"), read("results/photos/earlier/beyond.csv")
+    recovered["row"] = "FACTS + CoRS-Fisher, " + recovered.method.str.removeprefix("layers, ")
+    before = recovered.assign(row=recovered.row.str.removesuffix(", recovered"), ours=recovered.before)
+    steps = steps.assign(row=steps.method.replace("dense", "Dense"), ours=steps.top1)
+    lines = pd.concat([recovered.assign(ours=recovered.judged), before, steps])
+    percent = (100 * lines.ratio).round().astype(int).astype(str)
+    lines["column"] = lines.network.map(names) + ", " + percent + " %"
+    return lines.drop_duplicates(["row", "column"]).assign(metric="top1")
+
+
+def _earlier_searches() -> pd.DataFrame:
+    lines = read("results/photos/earlier/search_methods.csv").rename(columns={"search": "row"})
+    lines["column"] = "ViT-Tiny, layers at " + (100 * lines.ratio).round().astype(int).astype(str) + " %"
+    lines["search_minutes"] = lines.search_seconds / 60
+    return lines.melt(["row", "column"], ["top1", "search_minutes"], "metric", "ours")
+
+
+def _earlier_int8(file: str) -> pd.DataFrame:
+    lines = read(f"results/photos/earlier/{file}.csv").query("network == 'deit_tiny'").rename(columns={"format": "row"})
+    widths = lines.ratio.map(lambda ratio: ", dense" if ratio == 1 else f", units at {100 * ratio:.0f} %")
+    return lines.assign(column="DeiT-Tiny" + widths, metric="speedup", ours=lines["speed-up"])
+
+
+EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
+    "baselines": lambda: read("results/photos/earlier/baselines.csv"),
+    "beyond": _earlier_beyond,
+    "int8_with_vnni": partial(_earlier_int8, "int8"),
+    "int8_without_vnni": partial(_earlier_int8, "int8_without_vnni"),
+    "search_methods": _earlier_searches,
+}
