@@ -165,10 +165,10 @@ class Config:
 ConfigStore.instance().store(name="schema", node=Config)
 
 
-def instantiate(node: DictConfig | ListConfig, key: str = "", kind: type = object) -> Any:
+def instantiate(node: DictConfig | ListConfig, kind: type = object) -> Any:
     """Build a node's `_target_`, once for equal nodes. Raises `ValueError` as `build` does."""
     check_is_group(node)
-    return _built(as_json(node), key or node._get_full_key(None), kind)
+    return _built(as_json(node), node._get_full_key(None), kind)
 
 
 def build(text: str, place: str, kind: type = object) -> Any:

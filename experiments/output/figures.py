@@ -76,9 +76,9 @@ def panels(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
 
 
-def placeholder(axes: Axes, what: str = "not measured") -> None:
-    """Write words in place of a plot."""
-    axes.text(0.5, 0.5, what, ha="center", transform=axes.transAxes)
+def placeholder(axes: Axes) -> None:
+    """Say in place of a plot that nothing was measured."""
+    axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
 
 
 def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
@@ -145,7 +145,7 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     """Plot differences from the first row by column; lines join numbers."""
     figure, (axes,) = panels(1, 2.8, width=WIDTH / 2)
     first = next(iter(experiment.rows))
-    places, scale, linestyle = places_of([*experiment.rows])
+    places, scale, linestyle = axis_places([*experiment.rows])
     axes.set(xlabel=experiment.axis_title, xscale=scale)
     axes.set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from {first}")
     axes.minorticks_off()
@@ -177,7 +177,7 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     return figure, f"{title}: {points} points ({most.column}), the largest of {len(values) - len(experiment.columns)}"
 
 
-def places_of(rows: list[str]) -> tuple[np.ndarray, str, str]:
+def axis_places(rows: list[str]) -> tuple[np.ndarray, str, str]:
     """Find the places of rows on an axis, its scale and the style of lines: names are not joined.
 
     Numbers are placed at their values if that leaves room for labels.

@@ -182,7 +182,7 @@ def read_entries(path: Path) -> list[Entry]:
     if not path.exists():
         return []
     numbers = {name: [""] for name in NUMBERS}  # everything else is text, even a row called "None"
-    types = {**dict.fromkeys(Entry.__annotations__.keys() - numbers, str)}
+    types = dict.fromkeys(Entry.__annotations__.keys() - numbers, str)
     try:
         table = pd.read_csv(path, dtype=types, na_values=numbers, keep_default_na=False)
         return [Entry(**line) for line in table.astype(object).where(table.notna(), None).to_dict("records")]
