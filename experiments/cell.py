@@ -235,7 +235,7 @@ class Cell:
         if self.finetuning:
             identity["finetuning"] = self.finetuning.identity()
         numerics = {"precision": hardware.precision, "matmul_precision": hardware.matmul_precision}
-        return identity | numerics | self.method.identity(self.recipe)
+        return identity | numerics | self.method.identity()
 
     @property
     def depends_on_device(self) -> bool:

@@ -66,7 +66,7 @@ class Method(ABC):
         """Make the network."""
 
     @abstractmethod
-    def identity(self, recipe: Recipe) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return all that the network depends on besides the cell's network, data and numerics."""
 
     @property
@@ -92,7 +92,7 @@ class Dense(Method):
     def produce(self, context: Context) -> CompressedModel:
         return CompressedModel(context.model, count_cost(context.model, context.task.input_shape(context.model)))
 
-    def identity(self, recipe: Recipe) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"estimator": None}
 
 
@@ -111,7 +111,7 @@ class LowRank(Method):
         summary = result.summary
         return CompressedModel(result.model, summary.after, result.plan, summary, summary.seconds, _metrics(summary))
 
-    def identity(self, recipe: Recipe) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return self.options
 
     @property
@@ -157,7 +157,7 @@ class Pruned(Method):
     def choices(self) -> tuple[Hashable, ...]:
         return (self.pruner,)
 
-    def identity(self, recipe: Recipe) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"pruning": repr(self.pruner), "ratio": self.ratio, "cost": self.cost}
 
 
@@ -170,6 +170,7 @@ class Staged(Method):
     """
 
     compression: LowRank
+    classifier: Recipe
     task: Task
     retraining: Finetuning
     training: Finetuning
@@ -177,7 +178,7 @@ class Staged(Method):
     def produce(self, context: Context) -> CompressedModel:
         low_rank, network, folder = self.compression, context.model, context.folder / "finetuning"
         device = next(network.parameters()).device
-        classifier = network.recipe.classifier.build().to(device)
+        classifier = self.classifier.build().to(device)
         options = {name: low_rank.options[name] for name in ("excluded_names", "form")}
         prepared = prepare(classifier, self.task.calibration(classifier), execution=context.execution, **options)
         result = compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
@@ -194,9 +195,9 @@ class Staged(Method):
     def choices(self) -> tuple[Hashable, ...]:
         return self.compression.choices
 
-    def identity(self, recipe: Recipe) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         stages = {
-            "classifier": recipe.classifier.provenance(),  # type: ignore[attr-defined]  # for recipes that have one
+            "classifier": self.classifier.provenance(),
             "task": repr(self.task),
             "retraining": self.retraining.identity(),
             "training": self.training.identity(),
@@ -228,4 +229,5 @@ def method_of(config: DictConfig) -> Method:
     if config.parts != "layers":
         raise ValueError("stages train low-rank layers: choose parts=layers with them")
     stages = {part: instantiate(node[config.profile.name]) for part, node in config.stages.items()}
-    return Staged(low_rank, **stages)
+    recipe = instantiate(of_profile(config, "model"))
+    return Staged(low_rank, recipe.classifier, **stages)
