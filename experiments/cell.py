@@ -278,8 +278,7 @@ def cells_of(experiment: Experiment) -> list[Cell]:
     The first draw has the configuration's seed, the others the seeds that follow. The overrides in `mini` precede the
     row's. Raises `ValueError` for a row or column with a choice that no group has.
     """
-    first = [*given_to_cells(), f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
-    first += experiment.overrides
+    first = [*given_to_cells(experiment), *experiment.overrides]
     in_mini = experiment.mini if HydraConfig.get().runtime.choices["profile"] == "mini" else []
     draws, cells = range(experiment.seeds if experiment.metrics else 1), []
     for draw, (row, rows), (column, columns) in product(draws, experiment.rows.items(), experiment.columns.items()):

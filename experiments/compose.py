@@ -25,6 +25,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 import experiments.resolvers  # noqa: F401, which the files name
 from experiments.config import USER_ERRORS, Config, Experiment, how_to_install, in_a_line
+from facts.utils.options import first_line
 from facts.utils.streams import make_output_lasting
 
 log = logging.getLogger(__name__)
@@ -90,9 +91,8 @@ def _as_value_error() -> Iterator[None]:
             raise ValueError(f"{name} is not installed: {how_to_install(extra)}") from error
         raise ValueError(f"{name} is not one of {_among(options, name.rpartition('/')[2])}") from error
     except OverrideParseException as error:
-        reason = str(error).partition("\n")[0]
         advice = "quote a value with special characters twice, as in \"results='~/mine'\""
-        raise ValueError(f"{error.override} cannot be read ({reason}): {advice}") from error
+        raise ValueError(f"{error.override} cannot be read ({first_line(error)}): {advice}") from error
     except HydraException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
@@ -127,9 +127,10 @@ def jobs_of(overrides: list[str]) -> list[tuple[str, ...]]:
     raise ValueError("the sweep has no runs: a glob matches nothing, or a range is empty")
 
 
-def given_to_cells() -> list[str]:
-    """The overrides of the command line that cells of tables begin with."""
-    return [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
+def given_to_cells(experiment: Experiment) -> list[str]:
+    """The overrides that all cells of a table begin with: those of the command line, its own file, and its task."""
+    given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
+    return [*given, f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
 
 
 @_as_value_error()

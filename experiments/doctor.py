@@ -21,6 +21,7 @@ from experiments.grid import chosen_experiments
 from experiments.record import PACKAGES
 from experiments.runner import started
 from facts.utils.files import writable_folder
+from facts.utils.options import first_line
 
 
 class Finding(NamedTuple):
@@ -79,7 +80,7 @@ def check(what: str, look: Callable[[], str], advice: str) -> Finding:
     try:
         return Finding(what, look())
     except Exception as error:
-        return Finding(what, (str(error).strip() or repr(error)).partition("\n")[0], False, advice)
+        return Finding(what, first_line(error), False, advice)
 
 
 def tracking(mode: str) -> str:

@@ -26,7 +26,7 @@ from experiments.compose import (
     read_file,
 )
 from experiments.config import EXTRAS, OF_TABLES, Experiment, missing_packages, plain
-from facts.utils.options import faults_of
+from facts.utils.options import faults_of, first_line
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def every_experiment() -> list[Experiment]:
                 if is_for_profile(experiment := read_experiment(name)):
                     own[name] = verified(experiment, name)
             except Exception as error:  # one broken file must not keep the others out of the report
-                log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
+                log.warning("%s is left out: %s", name, first_line(error))
     names = dict.fromkeys([*own[MAIN].experiments, *own])
     return [own[name] for name in names if name in own and not own[name].experiments]
 
@@ -218,7 +218,7 @@ def ablation_of(config: DictConfig) -> Experiment:
     }
     if "model" in keys:
         experiment.columns = {config.model.title: []}
-    start = [*given_to_cells(), f"experiment={experiment.option}", f"task={experiment.task}"]
+    start = given_to_cells(experiment)
     columns = {title: composed(*start, *overrides) for title, overrides in experiment.columns.items()}
     choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no paths
     if experiment.name == experiment.option:

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from facts.result import Summary
 from facts.utils.distributed import processor
 from facts.utils.files import replacing
+from facts.utils.options import first_line
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ def read_record(fingerprint: str, folder: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        reason, other = str(error).partition("\n")[0], path.with_suffix(f".damaged-{time.time_ns()}")
+        reason, other = first_line(error), path.with_suffix(f".damaged-{time.time_ns()}")
     log.warning("the record %s is damaged (%s): it is set aside as %s, and its cell runs again", path, reason, other)
     with suppress(OSError):  # the folder may be read-only
         path.replace(other)
