@@ -39,7 +39,8 @@ def top1(name: str, row: str, column: str) -> float:
 
 def errors_ahead(other: str, column: str, halves: Sequence[str] = HALVES) -> float:
     """By how many standard errors units and tokens lead another row."""
-    return np.divide(*ahead(BOTH, other, column, halves))
+    difference, error = ahead(BOTH, other, column, halves)
+    return difference / error if difference else 0.0  # both are 0 if all outcomes are the same
 
 
 def points(row: str, other: str, *ratios: int, halves: Sequence[str] = HALVES) -> list[float]:
@@ -172,7 +173,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     ),
     "Below half, the default is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
     "Tokens alone are level with the default down to half": lambda: all(
-        abs(np.divide(*ahead(BOTH, TOKENS, each))) <= 2 for each in columns(80, 70, 60, 50)
+        abs(errors_ahead(TOKENS, each)) <= 2 for each in columns(80, 70, 60, 50)
     ),
     "and keep more than units alone at every ratio": lambda: min(points(TOKENS, UNITS, 80, 70, 60, 50, 40, 30)) > 0,
     "low-rank layers keep least": lambda: all(
