@@ -221,13 +221,15 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     last = shown.dropna(subset="difference").groupby("method").difference.last()
     ends = {method: (height, drawn[method]) for method, height in last.items()}
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment))})
-    return figure, "" if best.empty else _message_on(values[values.method == best[0]], reference)
+    return figure, "" if best.empty else _message_on([values[values.method == each] for each in best[:2]], reference)
 
 
-def _message_on(own: pd.DataFrame, reference: str) -> str:
-    """Say down to which share a method is within two standard errors of the reference; or how far it is from it."""
-    what, _, how = own.method.iloc[0].partition(": ")
-    method = f"{what} ({how})" if how else what
+def _message_on(first_ones: list[pd.DataFrame], reference: str) -> str:
+    """Say down to which share the best method is within two standard errors of the reference.
+
+    If it never is, say how far the two best ones are from it.
+    """
+    own, method = first_ones[0], _in_a_sentence(first_ones[0])
     is_level = own.difference >= -ERRORS_APART * own.difference_error
     shares = is_level.groupby(own.column.str.rpartition(", ")[2], sort=False).all()
     level = shares[shares.cummin()].index
@@ -235,8 +237,16 @@ def _message_on(own: pd.DataFrame, reference: str) -> str:
         lost = -own.difference[own.column.str.rpartition(", ")[2].isin(level)].min()
         below = f"at most {max(lost, 0):.1f} points below {reference} down to {level[-1]}"
         return f"{method}: {below}, within two standard errors"
-    lead = " to ".join(f"{round(each, 1) + 0:+.1f}" for each in (own.difference.min(), own.difference.max()))
-    return f"{method}: {lead.replace('-', MINUS)} points from {reference}"
+    spans = []
+    for each in first_ones:
+        span = " to ".join(f"{round(end, 1) + 0:+.1f}" for end in (each.difference.min(), each.difference.max()))
+        spans.append(f"{_in_a_sentence(each)}: {span.replace('-', MINUS)}")
+    return "; ".join(spans) + f" points from {reference}"
+
+
+def _in_a_sentence(own: pd.DataFrame) -> str:
+    what, _, how = own.method.iloc[0].partition(": ")
+    return f"{what} ({how})" if how else what
 
 
 def style_of(row: str, experiment: Experiment) -> dict[str, Any]:

@@ -44,6 +44,7 @@ BOLD = r"\*\*(.+?)\*\*"
 MOST_ALIKE = 3  # times the smallest error: then the caption has all of them
 LEAST_ERROR = 0.1  # of a share: others have more digits
 LEAST_DEVIATION = 0.05  # over draws: less would be shown as 0.0, and is if it exceeds the error
+MOST_NAMED = 3  # methods that are level with the best: more are counted
 MEAN = "mean"  # of a ranking's columns
 MOST_COLUMNS = 7  # of a table that is read at a glance, with that of the rows' names
 MOST_TOGETHER = 4  # columns of several networks in one table
@@ -368,15 +369,25 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
     name = f"{setting[:1].upper()}{setting[1:]}: {name}" if setting else name
     if own.behind.isna().all():
         return f"{name} has the best value{where * (num_columns > 1)}, but its lead is not tested"
-    together = int((counts == counts[first]).sum()) - 1
+    titles = {
+        number: [experiment.row_titles.get(each, each) for each in others if counts[each] == number]
+        for number in counts
+    }
+    together = titles[counts[first]]
+    named = listed(together) if 0 < len(together) <= MOST_NAMED else f"{len(together)} of {len(others)} others"
     if num_columns == 1:
-        return f"{name} is best" + f", level with {together} of {len(others)} others" * (together > 0)
+        return f"{name} is best" + f", level with {named}" * bool(together)
     text = f"{name} is best or level with the best{where}"
     if together:
-        return text + f", {'as is' if together == 1 else 'as are'} {together} of {len(others)} others"
+        return text + f", {'as is' if len(together) == 1 else 'as are'} {named}"
     second = counts[others].max()
-    tied = " and ".join(experiment.row_titles.get(each, each) for each in others if counts[each] == second)
-    return text + f"; next: {tied}, in {second}" * bool(second)
+    return text + f"; next: {listed(titles[second])}, in {second}" * bool(second)
+
+
+def listed(names: list[str]) -> str:
+    """Join names with commas and, at the end, "and"."""
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def screen_tables(experiment: Experiment, entries: Collection[Entry]) -> Iterator[Table]:

@@ -142,15 +142,16 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
     ("right", "message"),
     [
         ((170, 167, 100), "at most 1.5 points below Dense down to 50 %, within two standard errors"),
-        ((100, 168, 90), "−40.0 to −1.0 points from Dense"),
+        ((100, 168, 90), "−40.0 to −1.0; Layers (FACTS): −45.0 to −6.0 points from Dense"),
     ],
 )
 def test_a_figure_of_steps_says_how_far_its_best_method_is_level(right, message):
-    experiment, records = drawing("steps", "Dense", "Units: FACTS", unranked=["Dense"]), {}
+    experiment, records = drawing("steps", "Dense", "Layers: FACTS", "Units: FACTS", unranked=["Dense"]), {}
     experiment.columns = {f"{network}, {share} %": [] for network in ("Net", "Other") for share in (80, 50, 30)}
     for column, number in zip(experiment.columns, [*right, *right], strict=True):
         records["Dense", column] = judged(170, gflops=2.0)
         records["Units: FACTS", column] = judged(number, gflops=1.0)
+        records["Layers: FACTS", column] = judged(number - 10, gflops=1.0)
     assert drawn(experiment, values_of(experiment, records))[1] == f"Units (FACTS): {message}"
 
 
