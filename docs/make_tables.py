@@ -87,7 +87,7 @@ def halves() -> Rows:
     ratios = (80, 70, 60, 50, 40)
     yield "top-1", "dense", *(f"{ratio} %" for ratio in ratios)
     for network in TINY:
-        for title, metric in {"half that chose": "chosen", "other half": "top1"}.items():
+        for title, metric in {"tuning half": "chosen", "test half": "top1"}.items():
             places = [(DENSE, f"{network}, 80 %"), *((BOTH, f"{network}, {ratio} %") for ratio in ratios)]
             yield f"{network}, {title}", *(f"{at('photos/tokens', *place, metric):.1f}" for place in places)
 

@@ -204,7 +204,8 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     for column in experiment.columns:
         networks[column.partition(", ")[0]].append(column)
     figure, every = panels(len(networks), 2.9, sharey=True)
-    best = values[values.method != reference].groupby("method").difference.mean().nlargest(MOST_SERIES - 1).index
+    differences = values[values.method != reference].groupby("method").difference
+    best = differences.mean().nlargest(MOST_SERIES - 1).index
     drawn = {row: style_of(row, experiment) for row in best}
     for axes, (network, columns) in zip(every, networks.items(), strict=True):
         axes.set_title(network)
@@ -221,11 +222,13 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     last = shown.dropna(subset="difference").groupby("method").difference.last()
     ends = {method: (height, drawn[method]) for method, height in last.items()}
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment))})
-    return figure, "" if best.empty else _message_on([values[values.method == each] for each in best[:2]], reference)
+    number = differences.count()
+    in_all = [values[values.method == each] for each in best if number[each] == number.max()]
+    return figure, _message_on(in_all[:2], reference) if in_all else ""
 
 
 def _message_on(first_ones: list[pd.DataFrame], reference: str) -> str:
-    """Say down to which share the best method is within two standard errors of the reference.
+    """Say down to which share the best method is level with the reference, and how far below it at most.
 
     If it never is, say how far the two best ones are from it.
     """
@@ -234,9 +237,9 @@ def _message_on(first_ones: list[pd.DataFrame], reference: str) -> str:
     shares = is_level.groupby(own.column.str.rpartition(", ")[2], sort=False).all()
     level = shares[shares.cummin()].index
     if len(level) and len(shares) > 1:
-        lost = -own.difference[own.column.str.rpartition(", ")[2].isin(level)].min()
-        below = f"at most {max(lost, 0):.1f} points below {reference} down to {level[-1]}"
-        return f"{method}: {below}, within two standard errors"
+        worst = own.loc[own.difference[own.column.str.rpartition(", ")[2].isin(level)].idxmin()]
+        lost = f"{max(-worst.difference, 0):.1f} ± {worst.difference_error:.1f}"
+        return f"{method}: at most {lost} points below {reference} down to {level[-1]}"
     spans = []
     for each in first_ones:
         span = " to ".join(f"{round(end, 1) + 0:+.1f}" for end in (each.difference.min(), each.difference.max()))

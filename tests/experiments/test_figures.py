@@ -141,7 +141,7 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
 @pytest.mark.parametrize(
     ("right", "message"),
     [
-        ((170, 167, 100), "at most 1.5 points below Dense down to 50 %, within two standard errors"),
+        ((170, 167, 100), "at most 1.5 ± 0.9 points below Dense down to 50 %"),
         ((100, 168, 90), "−40.0 to −1.0; Layers (FACTS): −45.0 to −6.0 points from Dense"),
     ],
 )
