@@ -16,12 +16,14 @@ from measurements import (
     EARLIER,
     ROOT,
     TINY,
+    TOKENS,
     TOME,
     UNITS,
     Lead,
     ahead,
     at,
     closest_to_fisher,
+    distance,
     kept_parameters,
     lead_over,
     on_all_photos,
@@ -38,7 +40,8 @@ OF_RESULTS = {"README.md": r"\n## Results\n(.*?)\n## ", "results.md": "(.*)"}
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 NO_PROSE = re.compile(rf"{TABLE.pattern}|```.*?```|`[^`]*`|\]\(.*?\)", re.DOTALL)
 
-RANKS = " of the FLOPs", " of the FLOPs, ranks in steps of 16", " of the FLOPs, units"
+KINDS = "", ", ranks in steps of 16", ", units", ", units, heads of two widths"
+TITLES = "layers", "in steps of 16", "units", "units, two widths"
 EXPORTED = [f"{runtime}, {kind}" for runtime in ("ONNX Runtime", "OpenVINO") for kind in ("float32", "int8")]
 
 Rows = Iterable[tuple[str, ...]]
@@ -68,7 +71,7 @@ def photos() -> Rows:
     yield "top-1", "dense", "80 %", "70 %", "60 %", "50 %", "parameters at 50 %"
     for network in TINY:
         columns = [f"{network}, {ratio} %" for ratio in (80, 70, 60, 50)]
-        for title, row in {"units and tokens": BOTH, "tokens by ToMe": TOME, "units": UNITS}.items():
+        for title, row in {"units and tokens": BOTH, "tokens": TOKENS, "tokens by ToMe": TOME, "units": UNITS}.items():
             values = [on_all_photos(DENSE, columns[0]), *(on_all_photos(row, column) for column in columns)]
             kept = f"{100 * kept_parameters(row, columns[-1]):.0f} %"
             yield f"{network}, {title}", *(f"{value:.1f}" for value in values), kept
@@ -81,6 +84,14 @@ def differences() -> Rows:
         for title, other in {"dense": DENSE, "ToMe": TOME}.items():
             values = (ahead(BOTH, other, f"{network}, {ratio} %") for ratio in ratios)
             yield f"{network}, from {title}", *(f"{value:+.1f} ± {error:.1f}" for value, error in values)
+
+
+def distances() -> Rows:
+    ratios = (80, 70, 60, 50, 40, 30)
+    yield "KL divergence", *(f"{ratio} %" for ratio in ratios)
+    for network in TINY:
+        for title, row in {"units and tokens": BOTH, "tokens": TOKENS, "ToMe": TOME}.items():
+            yield f"{network}, {title}", *(f"{distance(row, f'{network}, {ratio} %'):.4f}" for ratio in ratios)
 
 
 def halves() -> Rows:
@@ -152,8 +163,11 @@ def paper_claims() -> Rows:
     others = [f"FACTS + {name}" for name in ("ASVD's search", "FLAR's search", "MemViT's search", "ComCat")]
     photos = lead_over("photos/baselines", "FACTS + CoRS", others)
     yield _claim("CoRS leads every other search of the paper", *leads, photos)
+    others = ["Shampoo²", "KFAC-expand", "KFAC-reduce", "GFWSVD", "FW-SVD"]
+    photos = lead_over("photos/fisher_estimators", "FACTS", others)
+    yield _claim("FACTS leads every other estimator", *_leads("fisher_estimators", "FACTS", others), photos)
     closest = [closest_to_fisher(name, of) for name, of in (("", "paper"), ("", "ours"), ("photos/", "ours"))]
-    yield _claim("The closest Fisher does not win", *closest)
+    yield _claim("The closest Fisher does not win: its lead", *closest)
     leads = _leads("contributions", "+ sensitivity interpolation", ["+ ILP search"], BASES[:2])
     yield _claim("Interpolated sensitivities are level", *leads, level=True)
     leads = _leads("calibration_size", "FACTS + CoRS (1024)", ["FACTS + CoRS (8192)"], BASES)
@@ -166,9 +180,11 @@ def paper_claims() -> Rows:
         yield _claim(f"FACTS + CoRS leads pruning, {title}", *_leads("structured_pruning", row, others))
     for title, name, metric in (("box mAP", "detection", "box_map"), ("mIoU", "segmentation", "miou")):
         yield _claim(f"FACTS leads SVD-LLM in {title}", *_leads(name, "FACTS", ["SVD-LLM"], metric=metric))
-    yield _claim(
-        "FACTS leads SVD-LLM in perplexity, uniform ranks", *_leads("llm", "SVD-LLM", ["FACTS"], metric="perplexity")
-    )
+    for title, row, other, metric in (
+        ("perplexity", "SVD-LLM", "FACTS", "perplexity"),  # of which less is better
+        ("zero-shot accuracy", "FACTS", "SVD-LLM", "accuracy"),
+    ):
+        yield _claim(f"FACTS leads SVD-LLM in {title}, uniform ranks", *_leads("llm", row, [other], metric=metric))
 
 
 def _leads(name: str, row: str, others: list[str], columns: Iterable[str] = (), metric: str = "top1") -> list[Lead]:
@@ -219,13 +235,13 @@ def tasks() -> Rows:
 
 
 def speed() -> Rows:
-    yield "DeiT-B at 50 %, AMD EPYC", "layers", "in steps of 16", "units"
+    yield "DeiT-B at 50 %, AMD EPYC", *TITLES
     for runtime in ("PyTorch, float32", *EXPORTED):
         yield runtime, *_speeds("amd_epyc", runtime)
 
 
 def speed_on_gpu() -> Rows:
-    yield "DeiT-B at 50 %, NVIDIA H200", "layers", "in steps of 16", "units", "units and tokens"
+    yield "DeiT-B at 50 %, NVIDIA H200", *TITLES, "units and tokens"
     for title, name in {"TF32": "float32", "bfloat16": "bfloat16", "float16": "float16"}.items():
         runtime = "PyTorch, float32 (TF32)" if title == "TF32" else f"PyTorch, {name}"
         remaining = at("benchmarks/nvidia_h200/units_and_tokens", runtime, "0.501", of="remaining time")
@@ -233,7 +249,8 @@ def speed_on_gpu() -> Rows:
 
 
 def _speeds(machine: str, runtime: str) -> list[str]:
-    values = (at(f"benchmarks/{machine}/throughput", runtime, f"50%{ranks}", of="speed-up") for ranks in RANKS)
+    networks = (f"50% of the FLOPs{kind}" for kind in KINDS)
+    values = (at(f"benchmarks/{machine}/throughput", runtime, network, of="speed-up") for network in networks)
     return [f"{value:.2f}" for value in values]
 
 

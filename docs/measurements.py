@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 BASES = "DeiT-B", "Swin-B", "ConvNeXt-B", "MambaVision-B"
 TINY = "DeiT-Tiny", "ViT-Tiny"
 BOTH, UNITS = "Units and tokens: FACTS + CoRS-Fisher", "Units: FACTS + CoRS-Fisher"
-TOME, DENSE = "Tokens: ToMe", "Dense"
+TOKENS, TOME, DENSE = "Tokens: FACTS + CoRS-Fisher", "Tokens: ToMe", "Dense"
 HALVES = "top1", "chosen"  # of the validation photos
 
 
@@ -59,6 +59,11 @@ def at(name: str, *words: str, of: str = "ours") -> float:
 def on_all_photos(row: str, column: str, name: str = "photos/tokens") -> float:
     """Average the top-1 of both halves of the validation photos, which are equally large."""
     return (at(name, row, column, "top1") + at(name, row, column, "chosen")) / 2
+
+
+def distance(row: str, column: str) -> float:
+    """Mean distance of the outputs from the original's, on all photos."""
+    return sum(at("photos/tokens", row, column, half) for half in ("distance", "chosen_distance")) / 2
 
 
 def record_of(row: str, column: str, name: str = "photos/tokens") -> dict:
