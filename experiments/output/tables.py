@@ -28,7 +28,7 @@ SOURCES = ("ours", "paper", "difference")
 NUMBERS = (*SOURCES, "standard_error", "deviation", "behind")
 LEVEL = "*"  # marks methods that are not apart from the best of a column
 ERRORS = "± is one standard error."
-ALIKE = "Standard errors of {} are {:.2g} to {:.2g}."
+ALIKE = "Standard errors of {} are {}."
 MARKS = (
     f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, on the same images, "
     "not corrected for the number of methods. Pairs are compared image by image, so a lower value can have a mark that "
@@ -338,7 +338,8 @@ def notes_on(experiment: Experiment, entries: Collection[Entry]) -> list[str]:
     for metric in shown_metrics(experiment):
         errors, deviations = (numbers_of(entries, metric, kind) for kind in ("standard_error", "deviation"))
         alike, title = in_caption(entries, metric), experiment.metrics[metric]
-        notes += [ALIKE.format(title, min(errors), max(errors)) if alike else ERRORS] * bool(errors)
+        span = " to ".join(dict.fromkeys(f"{each(errors):.2g}" for each in (min, max) if errors))
+        notes += [ALIKE.format(title, span) if alike else ERRORS] * bool(errors)
         if deviations:
             sizes.append(f"of at most {max(deviations):.2g}" if "deviation" in alike else "in brackets")
     notes += [MARKS] * any(entry.behind is not None for entry in entries)

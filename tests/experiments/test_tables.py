@@ -70,7 +70,7 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
         text = (tmp_path / f"demo.{suffix}").read_text()
         assert all(value in text for value in ({**expected, "B": best}.values()))
         assert tables.ERRORS in text and "A note." in text
-    assert tables.finding_of(experiment, entries) == "B is best, level with 1 of 2 others"
+    assert tables.finding_of(experiment, entries) == "B is best, level with A"
     level = entries_of(experiment, measured({"A": 61.5, "B": 62.25}), comparable=False)
     assert tables.finding_of(experiment, level) == "No method leads: all 2 are level with the best"
     write_tables(replace(experiment, title="Half of d_in^2"), entries, tmp_path)
