@@ -77,7 +77,7 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert r"\caption{Half of d\_in\^{}2." in (tmp_path / "demo.tex").read_text()
     setting = replace(experiment, axis_title="bound")
     assert tables.finding_of(setting, level) == "No bound leads: all 2 are level with the best"
-    assert tables.finding_of(setting, entries) == "Bound: B is best, level with 1 of 2 others"
+    assert tables.finding_of(setting, entries) == "Bound: B is best, level with A"
     unknown = [replace(entry, standard_error=None, behind=None) for entry in entries]
     assert tables.finding_of(experiment, unknown) == "B has the best value, but its lead is not tested"
     table = pd.read_csv(tmp_path / "demo.csv")
