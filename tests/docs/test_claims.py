@@ -22,6 +22,7 @@ from measurements import (
     at,
     distance,
     error_of,
+    lead_over,
     on_all_photos,
     table,
 )
@@ -308,6 +309,11 @@ RESULTS: dict[str, Callable[[], bool]] = {
     ),
     "images have only 16, and merging them adds less than a point": lambda: all(
         lead("tokens", BOTH, UNITS, [f"DeiT-B, {ratio} %"]) < 1 for ratio in (80, 70, 60, 50, 40, 30)
+    ),
+    "No lead here exceeds two standard errors": lambda: all(
+        abs(value) <= 2 * error
+        for name, metric in (("detection", "box_map"), ("segmentation", "miou"), ("llm", "perplexity"))
+        for value, error in [lead_over(name, "FACTS", ["SVD-LLM"], metric=metric)]
     ),
     "FACTS and Shampoo² have nearly the same perplexity, ahead of SVD-LLM and GFWSVD.": lambda: (
         abs(at("llm", "FACTS", "perplexity") - at("llm", "Shampoo²", "perplexity")) < 0.1
