@@ -264,11 +264,13 @@ def windows(tokens: Tensor, length: int) -> Tensor:
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 
-def perplexity_of(losses: Tensor, counts: Tensor) -> tuple[float, float | None]:
-    """Perplexity from the losses and next tokens of windows `[N]`, and its standard error, None for one window.
+def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
+    """exp of the mean loss over all next tokens; the first token of a window is not predicted."""
+    return perplexity_of(*losses_of_windows(model, batches, precision))[0]
 
-    It is exp of the mean loss over all next tokens; the first token of a window is not predicted.
-    """
+
+def perplexity_of(losses: Tensor, counts: Tensor) -> tuple[float, float | None]:
+    """Perplexity from the losses and next tokens of windows `[N]`, and its standard error, None for one window."""
     mean, error = mean_and_error(losses, counts)
     value = torch.tensor(mean, dtype=torch.float64).exp().item()
     return value, None if error is None else value * error  # d exp(x) = exp(x) dx
