@@ -227,12 +227,12 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     return figure, _message_on(in_all[:2], reference) if in_all else ""
 
 
-def _message_on(first_ones: list[pd.DataFrame], reference: str) -> str:
+def _message_on(best_two: list[pd.DataFrame], reference: str) -> str:
     """Say down to which share the best method is level with the reference, and how far below it at most.
 
     If it never is, say how far the two best ones are from it.
     """
-    own, method = first_ones[0], _in_a_sentence(first_ones[0])
+    own, method = best_two[0], _in_a_sentence(best_two[0])
     is_level = own.difference >= -ERRORS_APART * own.difference_error
     shares = is_level.groupby(own.column.str.rpartition(", ")[2], sort=False).all()
     level = shares[shares.cummin()].index
@@ -241,7 +241,7 @@ def _message_on(first_ones: list[pd.DataFrame], reference: str) -> str:
         lost = f"{max(-worst.difference, 0):.1f} ± {worst.difference_error:.1f}"
         return f"{method}: at most {lost} points below {reference} down to {level[-1]}"
     spans = []
-    for each in first_ones:
+    for each in best_two:
         span = " to ".join(f"{round(end, 1) + 0:+.1f}" for end in (each.difference.min(), each.difference.max()))
         spans.append(f"{_in_a_sentence(each)}: {span.replace('-', MINUS)}")
     return "; ".join(spans) + f" points from {reference}"

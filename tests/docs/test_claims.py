@@ -58,6 +58,10 @@ def errors_ahead(other: str, column: str, halves: Sequence[str] = HALVES) -> flo
     return difference / error if difference else 0.0  # both are 0 if all outcomes are the same
 
 
+def tokens_alone_are_level() -> bool:
+    return all(abs(errors_ahead(TOKENS, each)) <= 2 for each in columns(80, 70, 60, 50))
+
+
 def points(row: str, other: str, *ratios: int, halves: Sequence[str] = HALVES) -> list[float]:
     """How far a row is ahead of another, by network."""
     return [ahead(row, other, column, halves)[0] for column in columns(*ratios)]
@@ -146,9 +150,7 @@ README: dict[str, Callable[[], bool]] = {
         for runtime in ("PyTorch", "ONNX Runtime", "OpenVINO")
         for kind in ("", ", units")
     ),
-    "Down to there, tokens alone are level with it": lambda: all(
-        abs(errors_ahead(TOKENS, each)) <= 2 for each in columns(80, 70, 60, 50)
-    ),
+    "Down to there, tokens alone are level with it": tokens_alone_are_level,
     "with fewer FLOPs, narrower units pay.": lambda: min(points(BOTH, TOKENS, 40, 30)) > 0,
     "a DeiT-B with random weights takes 50 to 60 percent of the time on CPUs in float32.": lambda: all(
         0.485 < remaining(machine, f"{runtime}, float32") < 0.605
@@ -218,9 +220,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         abs(errors_ahead(TOME, each, ["top1"])) < 2 for each in columns(80, 70, 60, 50)
     ),
     "Below half, the default is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
-    "Tokens alone are level with the default down to half": lambda: all(
-        abs(errors_ahead(TOKENS, each)) <= 2 for each in columns(80, 70, 60, 50)
-    ),
+    "Tokens alone are level with the default down to half": tokens_alone_are_level,
     "and keep more than units alone at every ratio": lambda: min(points(TOKENS, UNITS, 80, 70, 60, 50, 40, 30)) > 0,
     "low-rank layers keep least": lambda: all(
         top1("photos/units", UNITS, each) > top1("photos/units", LAYERS, each) for each in columns(80, 70, 60, 50)
@@ -295,14 +295,6 @@ RESULTS: dict[str, Callable[[], bool]] = {
         at("units", "Units: SVD-LLM + CoRS-Fisher", f"{network}, {ratio} %", "top1", of="behind") <= 2
         for network in BASES[:3]
         for ratio in (70, 50, 40)
-    ),
-    "Good estimators of units differ by less than a point": lambda: (
-        max(
-            abs(lead("units", "Units: SVD-LLM + CoRS-Fisher", UNITS, [f"{network}, {ratio} %"]))
-            for network in BASES[:3]
-            for ratio in (70, 50, 40)
-        )
-        < 1
     ),
     "Recovered, the small DeiT-B with units loses less than a point at 40 %.": lambda: (
         lead("beyond", "Dense", "FACTS + CoRS-Fisher, units, recovered", ["DeiT-B, 40 %"]) < 1

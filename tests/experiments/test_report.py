@@ -160,7 +160,7 @@ def test_the_command_rewrites_the_report(command, tmp_path):
     with chromium() as browser:
         tab = browser.new_page(viewport={"width": 1400, "height": WIDTHS[1400]})
         tab.goto(path.as_uri())
-        assert tab.evaluate("document.documentElement.scrollHeight") < 12_100
+        assert tab.evaluate("document.documentElement.scrollHeight") < 12_000
         boxes = "[...document.querySelectorAll('.scroll')].filter((box) => box.checkVisibility())"
         assert tab.evaluate(f"{boxes}.filter((box) => box.scrollWidth > box.clientWidth).length") == 0
 

@@ -19,8 +19,8 @@ from facts.modules import tokens
 from facts.modules.merging import _kept, by_ward, in_order
 from facts.parts import part_at
 from facts.parts.base import Description
+from tests.merging import SIZES, batches, vit
 from tests.moments.test_launches import Launches
-from tests.parts.test_tokens import SIZES, batches, vit
 
 
 @pytest.fixture(scope="module")

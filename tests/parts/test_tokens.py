@@ -1,8 +1,6 @@
-"""Merging tokens in a network: which blocks and tokens can, the search, and what becomes of the merged network."""
+"""Merging tokens in a network: which blocks and tokens can, and what becomes of the merged network."""
 
 import copy
-import itertools
-import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,38 +16,15 @@ from torch.nn.utils.parametrizations import spectral_norm
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
 import facts
-from facts.cost.timing import TimingPolicy
 from facts.models import TimmModel
 from facts.modules.merging import by_ward
 from facts.modules.tokens import Merge, MergedBlock, change_block
 from facts.moments.batch import LayerBatch
 from facts.parts.tokens import Merging
 from facts.saving import standalone
-from facts.search import token_program
-from facts.search.token_program import Limits, TokenProgram
-from tests.networks import image_batches
+from tests.merging import SIZES, SMALL, batches, spread, vit
 from tests.refusals import refuses
 from tests.toys import Net
-
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-SMALL = {"img_size": 64, "depth": 3, "embed_dim": 48, "num_heads": 3, "num_classes": 10}
-
-
-def vit(tag="vit_tiny_patch16_224", **options):
-    torch.manual_seed(0)
-    return spread(timm.create_model(tag, **SMALL | options))
-
-
-def spread(model):
-    """Weights large enough that tokens and blocks matter."""
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.2)
-    return model.double().eval()
-
-
-def batches(shape=(3, 64, 64)):
-    return [(x.double(), y) for x, y in image_batches([8, 8, 8], shape=shape)]
 
 
 @pytest.fixture(scope="module")
@@ -226,53 +201,6 @@ def test_slopes_are_the_gradients_times_the_moves(prepared):
         assert torch.allclose(lost[:, part.protected + number], (g * moved).sum(dim=(1, 2)), atol=1e-4)
 
 
-def test_the_program_finds_the_plan_of_brute_force(prepared):
-    """Three blocks, five counts, and one width per part at a price: every plan is tried."""
-    tokens = facts.prepare(vit(), batches(), parts="tokens")
-    problem = facts.search.AllocationProblem(tokens, facts.estimators.PELA(), {}, {"flops": 0.6})
-    counts, curve = (15, 12, 8, 4), (0.1, 0.3, 1.0, 2.0)
-    weight = dict(zip(tokens.parts, (3.0, 1.0, 0.2), strict=True))
-    errors = {name: {n: weight[name] * e for n, e in zip(counts, curve, strict=True)} for name in tokens.parts}
-    program = TokenProgram(problem, errors)
-    offered = [*program.cumulative["blocks.0.tokens"]]
-
-    def total(plan, price):
-        return program.error(plan) + price * problem.spent(plan)[0] / problem.budget[0]
-
-    for price in (0.1, 1.0, 5.0):
-        found = program.tokens_at(price)
-        plans = (
-            {name: None if n == before else n for name, n, before in zip(tokens.parts, each, (17, *each), strict=False)}
-            for each in itertools.combinations_with_replacement(offered, 3)
-        )
-        assert total(found, price) == pytest.approx(min(total(plan, price) for plan in plans))
-
-
-def test_the_plan_with_the_least_measured_error_is_taken(prepared, monkeypatch):
-    """Or one as good with fewer merges. Measuring one that is worse stops early, and none is measured twice."""
-    errors, plans, summed_error = [], [], token_program.summed_error
-
-    def noted(problem, plan, samples, most):
-        assert plan not in plans
-        plans.append(plan)
-        errors.append(summed_error(problem, plan, samples, math.inf))
-        return summed_error(problem, plan, samples, most)
-
-    monkeypatch.setattr(token_program, "summed_error", noted)
-    monkeypatch.setattr(token_program, "WITH_WIDTHS", [*token_program.WITH_WIDTHS, Limits(0.6, 0.1)])
-    monkeypatch.setattr(token_program, "refined", lambda problem, chain, plan, *_: plan)
-    found = facts.compress(prepared, ratio=0.6)
-    as_good = [plan for plan, error in zip(plans, errors, strict=True) if error <= 1.03 * min(errors)]
-    fewest = min(as_good, key=lambda plan: sum(bool(n) for name, n in plan.items() if name.endswith("tokens")))
-    assert len({*errors}) > 1 and found.plan == fewest
-
-
-def test_tokens_save_no_parameters(prepared):
-    found = facts.compress(prepared, cost="params", ratio=0.6)
-    assert found.summary.after.params < found.summary.before.params
-    assert not any(count for name, count in found.plan.items() if name.endswith("tokens"))
-
-
 def texts(masked_from=None):
     """Six batches of texts of 16 tokens; behind the first batch, tokens are masked from this one on."""
     batches = [{"input_ids": torch.randint(1, 50, (4, 16)), "labels": torch.arange(4)} for _ in range(6)]
@@ -292,15 +220,6 @@ def test_tokens_that_a_later_sample_masks_are_not_merged():
     options = {"ratio": 0.7, "parts": "tokens", "search": "uniform"}
     refuses(r"no tokens of this .+ can be merged .+ or a mask", facts.compress, model, texts(10), **options)
     refuses("merges tokens, so none can be masked", facts.compress(model, texts(), **options).model, **texts(10)[1])
-
-
-@pytest.mark.system
-def test_a_bounded_latency_is_measured():
-    model, data = vit(depth=1, embed_dim=192), batches()  # large enough that overhead is little
-    execution = facts.Execution(timing=TimingPolicy(num_turns=5, min_seconds=0.05))
-    prepared = facts.prepare(model, data, parts=("units", "tokens"), execution=execution)
-    latency = facts.compress(prepared, cost="latency", ratio=0.9).summary.latency
-    assert latency["predicted"] <= latency["allowed"] < latency["dense"] and latency["measured"] > 0
 
 
 def test_a_network_in_training_mode_keeps_its_statistics():
@@ -376,30 +295,6 @@ def test_a_folder_for_every_budget_is_cut(alone, result, tmp_path):
     assert 0 < cut.summary.spent["flops"] <= cut.summary.budget["flops"] <= 0.4 * dense
     again = calibration.apply(cut.plan, calibration.decompositions(result.problem.estimator))
     assert cut.model(x).allclose(again(x), atol=1e-6) and any(n for p, n in cut.plan.items() if "tokens" in p)
-
-
-def test_a_merge_takes_time_of_its_own(prepared):
-    table = prepared.latency_table(2)
-    table.__dict__["merge"] = 0.5
-    plan = {"blocks.0.tokens": 12, "blocks.1.tokens": 12}
-    assert [table.seconds(name, 12, plan) for name in plan] == [0.5, 0.0]
-    assert prepared.latency_table(2).merge >= 0
-
-
-def test_what_does_not_go_together_is_refused(prepared):
-    message = "MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"
-    refuses(message, facts.compress, prepared, search="memvit", ratio=0.5)
-    tokens = facts.prepare(vit(), batches(), parts="tokens")
-    refuses("tokens alone are chosen by FLOPs", facts.compress, tokens, cost="params", ratio=0.5)
-    message = "SVDLLM has no metric of tokens, only keys: take search=uniform, or take"
-    refuses(message, facts.compress, prepared, estimator="svd_llm", ratio=0.5)
-
-
-def test_the_budget_is_kept_and_the_summary_says_what_is_left(result):
-    assert 0 < result.summary.spent["flops"] <= result.summary.budget["flops"]
-    assert "blocks with fewer tokens" in repr(result) and "the compressed parts keep" in repr(result)
-    part = next(part for part in result.problem.parts.values() if part.shortens)
-    assert result.summary.tokens[part.name] == 17
 
 
 class Prompted(nn.Module):

@@ -8,7 +8,7 @@ import facts
 from facts.search import AllocationProblem
 from facts.search.refinement import _as_plan, _measured, _Moves, _place_of_least, refined
 from facts.search.token_program import TokenProgram, summed_error
-from tests.parts.test_tokens import batches, vit
+from tests.merging import batches, vit
 
 
 @pytest.fixture(scope="module")
