@@ -16,11 +16,6 @@ SOURCES = (
     *("results/*/*.md", "results/*/*/*.md", "results/*/*.png", "results/*/figures/*.png", "results/*/report.html"),
     *("results/*/earlier/*.csv", "results/*/earlier/*.png"),
 )
-FIGURE = """<figure markdown="span">
-![{title}]({path}){{ loading=lazy }}
-<figcaption markdown="span">{title} ({links})</figcaption>
-</figure>
-"""
 FRAME = '<iframe src="report.html" title="Report"></iframe>'
 
 
@@ -52,17 +47,9 @@ def with_names(page: str) -> str:
     return re.sub("<!-- names: (.+) -->", directives, page)
 
 
-def with_figures(page: str) -> str:
-    """Figures of the report on the small networks, with the titles and links that stand there."""
-    report = (ROOT / "results/mini/report.md").read_text().replace("](", "](../results/mini/")
-    found = re.findall(r"^- (.+): (.*\[figure\]\((\S+)\))$", report, re.MULTILINE)
-    figures = [FIGURE.format(title=title, links=links, path=path) for title, links, path in found]
-    return page.replace("<!-- figures -->", "\n".join(figures))
-
-
 def with_report(page: str) -> str:
     """The whole report, in a frame below the link to it."""
     return re.sub(r"(^.*\(report\.html\)$)", rf"\1\n\n{FRAME}", page, flags=re.MULTILINE)
 
 
-PARTS = {"docs/api.md": with_names, "docs/figures.md": with_figures, "results/mini/report.md": with_report}
+PARTS = {"docs/api.md": with_names} | {f"results/{name}/report.md": with_report for name in ("mini", "photos")}

@@ -138,7 +138,7 @@ def baselines() -> Rows:
 
 def int8() -> Rows:
     yield "top-1", "float32", "OpenVINO int8", "agreement", "ONNX Runtime int8", "agreement", "MB", "in int8"
-    rows = "float32", "int8", "int8, ONNX Runtime"
+    rows = "float32", "int8, OpenVINO", "int8, ONNX Runtime"
     for column in dict.fromkeys(table("photos/int8").column):
         top1, agreement, size = (
             [at("photos/int8", row, column, metric) for row in rows]

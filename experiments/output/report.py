@@ -22,9 +22,10 @@ from experiments.compose import is_ours
 from experiments.config import Experiment
 from experiments.output.tables import (
     BOLD,
+    MARKS,
     Entry,
     entries_of,
-    finding_of,
+    leaders_of,
     notes_on,
     panels_of,
     read_entries,
@@ -34,7 +35,7 @@ from facts.parts import results_of
 from facts.utils.files import replacing
 
 HEADINGS = "Your own", "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
-FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them
+FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of the paper
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
@@ -77,8 +78,9 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (finding_of, gaps_of, notes_on, panels_of, parts, picture, provenance):
+    for function in (gaps_of, leaders_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
+    environment.globals["MARKS"] = MARKS
     environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     draws = {record.fingerprint: record for result in results for record in result.draws}
@@ -86,7 +88,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     content = {
         "profile": folder.name,
         "about": ABOUT.get(folder.name, "" if compared else UNLIKE),
-        "folded": FOLDED,
+        "folded": FOLDED if HEADINGS[1] in parts(results) else (),
         "results": results,
         "records": distinct,
         "draws": sorted(draws.values(), key=lambda record: record.time),

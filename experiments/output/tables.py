@@ -30,14 +30,13 @@ LEVEL = "*"  # marks methods that are not apart from the best of a column
 ERRORS = "± is one standard error."
 ALIKE = "Standard errors of {} are {}."
 MARKS = (
-    f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, on the same images, "
-    "not corrected for the number of methods. Pairs are compared image by image, so a lower value can have a mark that "
-    "a higher one lacks."
+    f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, by images or, if "
+    "larger, by draws, not corrected for the number of methods. Pairs are compared image by image, so a lower value "
+    "can have a mark that a higher one lacks."
 )
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
-    "means, with standard deviations {}; a difference counts if it exceeds two standard errors by images and two by "
-    "draws."
+    "means, with standard deviations {}."
 )
 LATEX = re.compile("[&%$#_{}]")  # what a caption has to escape
 BOLD = r"\*\*(.+?)\*\*"
@@ -347,34 +346,62 @@ def notes_on(experiment: Experiment, entries: Collection[Entry]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
+def leads_in(experiment: Experiment, entries: Iterable[Entry], source: str = "ours") -> tuple[pd.Series, int, bool]:
+    """Count in how many columns each method is the best, or level with it, those in most first, then by their means.
+
+    Also returns the number of columns, and whether all errors are unknown. The paper's values have none.
+    """
+    ranked, which = experiment.ranked_by, best_of(experiment.ranked_by)
+    own = pd.DataFrame(
+        [
+            (entry.row, entry.column, value, entry.behind if source == "ours" else None)
+            for entry in entries
+            if entry.metric == ranked and is_method(experiment, entry.row)
+            if (value := getattr(entry, source)) is not None
+        ],
+        columns=["row", "column", "value", "behind"],
+    )
+    best = own.value == own.groupby("column").value.transform(which)
+    counts = (best | (own.behind.astype(float) <= ERRORS_APART)).groupby(own.row).sum()
+    means = own.groupby("row").value.mean()
+    order = pd.DataFrame({"count": counts, "mean": means if which == "max" else -means})
+    order = order.sort_values(["count", "mean"], ascending=False)
+    return counts[order.index].rename(index=experiment.row_titles), own.column.nunique(), bool(own.behind.isna().all())
+
+
+def leaders_of(experiment: Experiment, entries: Iterable[Entry], source: str = "ours") -> str:
+    """Name the methods that are best, or level with the best, in most columns; empty without two to compare."""
+    counts, num_columns, untested = leads_in(experiment, entries, source)
+    if len(counts) < 2:
+        return ""
+    names = [*counts.index[counts == counts.max()]]
+    text = "; ".join(names) if len(names) <= MOST_NAMED + 1 else f"{len(names)} of {len(counts)}"
+    text = f"all {len(counts)}" if len(names) == len(counts) else text
+    where = [f"{counts.max()} of {num_columns} columns"] * bool(counts.max() < num_columns)
+    remarks = ", ".join([*where, *["not tested"] * (untested and source == "ours")])
+    return f"{text} ({remarks})" if remarks else text
+
+
 def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
     """Say which method, or which value of a setting, is best, or level with the best, in most columns, and the next.
 
     Empty without two to compare.
     """
-    ranked = (entry for entry in entries if entry.metric == experiment.ranked_by and entry.ours is not None)
-    own = pd.DataFrame(
-        [entry for entry in ranked if is_method(experiment, entry.row)], columns=[*Entry.__annotations__]
-    )
-    if own.row.nunique() < 2:
+    counts, num_columns, untested = leads_in(experiment, entries)
+    if len(counts) < 2:
         return ""
-    which, num_columns, setting = best_of(experiment.ranked_by), own.column.nunique(), experiment.axis_title
-    leads = (own.ours == own.groupby("column").ours.transform(which)) | (own.behind.astype(float) <= ERRORS_APART)
-    counts, means = leads.groupby(own.row).sum(), own.groupby("row").ours.mean()
+    setting, most = experiment.axis_title, counts.max()
     if counts.min() == num_columns:
         level = f"all {len(counts)} are level with the best" + " in every column" * (num_columns > 1)
         return f"No {setting or 'method'} leads: {level}"
-    order = pd.DataFrame({"count": counts, "mean": means if which == "max" else -means})
-    first, *others = order.sort_values(["count", "mean"], ascending=False).index
-    name, where = experiment.row_titles.get(first, first), f" in {counts[first]} of {num_columns} columns"
-    name = f"{setting[:1].upper()}{setting[1:]}: {name}" if setting else name
-    if own.behind.isna().all():
+    name, *others = counts.index
+    name, where = (
+        f"{setting[:1].upper()}{setting[1:]}: {name}" if setting else name,
+        f" in {most} of {num_columns} columns",
+    )
+    if untested:
         return f"{name} has the best value{where * (num_columns > 1)}, but its lead is not tested"
-    titles = {
-        number: [experiment.row_titles.get(each, each) for each in others if counts[each] == number]
-        for number in counts
-    }
-    together = titles[counts[first]]
+    together = [other for other in others if counts[other] == most]
     named = listed(together) if 0 < len(together) <= MOST_NAMED else f"{len(together)} of {len(others)} others"
     if num_columns == 1:
         return f"{name} is best" + f", level with {named}" * bool(together)
@@ -382,7 +409,9 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
     if together:
         return text + f", {'as is' if len(together) == 1 else 'as are'} {named}"
     second = counts[others].max()
-    return text + f"; next: {listed(titles[second])}, in {second}" * bool(second)
+    return text + f"; next: {listed([other for other in others if counts[other] == second])}, in {second}" * bool(
+        second
+    )
 
 
 def listed(names: list[str]) -> str:
