@@ -1,6 +1,7 @@
 """Language modelling: the perplexity of a text, and accuracy on multiple-choice benchmarks of lm-eval."""
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -113,17 +114,20 @@ class Language(ClassLogits):
     def evaluate(
         self, model: nn.Module, precision: torch.dtype = torch.float32, original: nn.Module | None = None
     ) -> Evaluation:
-        """Measure perplexity, its error over windows, and accuracies in percent: per benchmark and their mean."""
+        """Measure perplexity and accuracies in percent, per benchmark and their mean, with their standard errors."""
         value, error = perplexity_of(*losses_of_windows(model, self.evaluation(model), precision))
         metrics = {"perplexity": value} | ({} if error is None else {"perplexity_error": error})
         if self.benchmarks():
             found = self._accuracies(model, precision)
-            metrics["accuracy"] = sum(found.values()) / len(found)
-            metrics |= {f"accuracy_{name}": value for name, value in found.items()}
+            values, errors = zip(*found.values(), strict=True)
+            metrics["accuracy"] = sum(values) / len(found)
+            if not math.isnan(error := math.hypot(*errors) / len(found)):  # as of a single question
+                metrics["accuracy_error"] = error
+            metrics |= {f"accuracy_{name}": value for name, (value, _) in found.items()}
         return Evaluation(metrics)
 
-    def _accuracies(self, model: nn.Module, precision: torch.dtype) -> dict[str, float]:
-        """Zero-shot accuracy in percent by benchmark, by the likelihoods of the answers as they are.
+    def _accuracies(self, model: nn.Module, precision: torch.dtype) -> dict[str, tuple[float, float]]:
+        """Zero-shot accuracy in percent by benchmark, by the likelihoods of the answers as they are, and its error.
 
         Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a
         benchmark that is unknown or has no accuracy.
@@ -147,7 +151,7 @@ class Language(ClassLogits):
                 tasks=list(benchmarks),
                 task_manager=manager,
                 limit=self.num_questions,
-                bootstrap_iters=0,
+                bootstrap_iters=2,  # the error of a mean needs none, but would be left out; other metrics are not read
                 log_samples=False,
                 random_seed=None,
                 numpy_random_seed=None,
@@ -155,7 +159,9 @@ class Language(ClassLogits):
             )["results"]
         if without := [name for name in names if "acc,none" not in found[name]]:
             raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
-        return {name: 100 * found[name]["acc,none"] for name in names}
+        errors = {name: found[name]["acc_stderr,none"] for name in names}
+        known = {name: error if isinstance(error, float) else math.nan for name, error in errors.items()}  # or "N/A"
+        return {name: (100 * found[name]["acc,none"], 100 * known[name]) for name in names}
 
     def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
         """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""

@@ -13,6 +13,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import stdev
 
 import torch
 import transformers
@@ -301,10 +302,14 @@ def test_accuracy_is_that_of_the_likeliest_choice_and_nothing_else_changes(task,
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(1)) and model.tokenizer.pad_token is None
     assert found["accuracy"] == pytest.approx(sum(found[f"accuracy_{kind}"] for kind in KINDS) / len(KINDS))
+    errors = []
     for kind in KINDS:
         made = questions(kind, paragraphs("evaluation"), 6, task.seed)
         right = [_likeliest(model, question) == question["answer"] for question in made]
         assert found[f"accuracy_{kind}"] == pytest.approx(100 * sum(right) / 6)
+        errors.append(100 * stdev(right) / 6**0.5)
+    assert found["accuracy_error"] == pytest.approx(math.hypot(*errors) / len(KINDS))
+    assert "accuracy_error" not in replace(task, num_questions=1).evaluate(model)
 
 
 def _likeliest(model, question):
