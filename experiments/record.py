@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
+from scipy.stats import norm, t
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -200,8 +201,7 @@ def standard_error(outcomes: np.ndarray) -> float:
 
     This is the bootstrap's standard error in closed form.
     """
-    means = np.atleast_2d(outcomes).mean(axis=0)
-    return 100 * means.std(ddof=1) / sqrt(len(means))
+    return 100 * _error_of_mean(np.atleast_2d(outcomes).mean(axis=0))
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
@@ -215,11 +215,19 @@ def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
 def mean_difference(better: np.ndarray, worse: np.ndarray) -> tuple[float, float]:
     """Average the difference of two methods on the same samples, `[N]` or `[draws, N]`; also its standard error.
 
-    The error is over the samples (paired bootstrap) or, for several draws, over the draws if that is larger.
+    The error is over the samples (paired bootstrap) or, for several draws, over the draws if that is larger. Draws are
+    few, so theirs is widened: two of them are as sure as two of a normal distribution's.
     """
     difference = np.atleast_2d(better.astype(float) - worse)
-    over = [difference.mean(axis=axis) for axis in range(1 + (len(difference) > 1))]
-    return float(difference.mean()), float(max(each.std(ddof=1) / sqrt(len(each)) for each in over))
+    errors = [_error_of_mean(difference.mean(axis=0))]
+    if (num_draws := len(difference)) > 1:
+        widened = t.ppf(norm.cdf(ERRORS_APART), num_draws - 1) / ERRORS_APART
+        errors.append(widened * _error_of_mean(difference.mean(axis=1)))
+    return float(difference.mean()), float(max(errors))
+
+
+def _error_of_mean(values: np.ndarray) -> float:
+    return values.std(ddof=1) / sqrt(len(values))
 
 
 def paired_difference(record: Record, reference: Record, metric: str) -> tuple[float, float]:

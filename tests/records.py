@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from experiments import paper
 from experiments.cell import Cell
 from experiments.config import Experiment
+from experiments.output.entries import entries_of, places_of
 from experiments.output.results import draw_figure, values_of
-from experiments.output.tables import entries_of, places_of, write_tables
+from experiments.output.tables import write_tables
 from experiments.record import Record, packed, write_record
 from facts.cost.count import Cost
 from facts.result import Summary

@@ -109,7 +109,7 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, Mapping[str, Any]]])
     """Write names beside the ends of curves, with their marks, by their heights and styles, at a distance."""
     low, high = axes.get_ylim()
     names = sorted(ends, key=lambda name: -ends[name][0])
-    texts = {name: fill(name, CHARACTERS_OF_NAME) for name in names}
+    texts = {name: fill(name, CHARACTERS_OF_NAME, break_on_hyphens=False) for name in names}
     halves = {name: LINE * (texts[name].count("\n") + 1) / 2 for name in names}
     places, top, bottom = {}, 2.0, 0.0
     for name in names:
@@ -123,16 +123,16 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, Mapping[str, Any]]])
         axes.text(1.06, places[name], texts[name], fontsize=6, va="center", transform=axes.transAxes, **look)
 
 
-def span(values: Iterable[float]) -> str:
+def span(values: Iterable[float], digits: int = 2) -> str:
     """Write the least and the greatest value."""
-    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in (min(values), max(values))))
+    return " to ".join(dict.fromkeys(f"{value:.{digits}g}" for value in (min(values), max(values))))
 
 
-def one_legend(axes: Axes) -> None:
+def one_legend(axes: Axes, **place: Any) -> None:
     """Name each kind of points once, within one panel."""
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if handles:
-        axes.legend(handles.values(), handles.keys(), fontsize=6)
+        axes.legend(handles.values(), handles.keys(), fontsize=6, **place)
 
 
 def ablation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -168,13 +168,22 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     axes.set_xticks(places, [*experiment.rows] if is_wide else labels, **(TURNED if is_wide else {}))
     axes.margins(x=0.08)
     name_curves(axes, {column: end for column, end in ends.items() if end[0] == end[0]})
-    apart = values[values.difference.abs() > ERRORS_APART * values.difference_error]
+    return figure, f"{experiment.axis_title}: {_gains_and_costs(values, first)}"
+
+
+def _gains_and_costs(values: pd.DataFrame, first: str) -> str:
+    """Name the value that gains most over the first one in any column, and the one that costs most."""
+    apart = values[values.difference.abs() > ERRORS_APART * values.difference_error].sort_values("difference")
     if apart.empty:
-        return figure, f"{experiment.axis_title}: no value is two standard errors from {first}"
-    most = apart.loc[apart.difference.abs().idxmax()]
-    title = f"{experiment.axis_title} {most.row} instead of {first}"
-    points = f"{most.difference:+.1f}".replace("-", MINUS)
-    return figure, f"{title}: {points} points ({most.column}), the largest of {len(values) - len(experiment.columns)}"
+        return f"no value is two standard errors from {first}"
+    (least, most), points = (apart.iloc[place] for place in (0, -1)), "{:.1f} ± {:.1f} points"
+    gain, cost = (points.format(abs(each.difference), each.difference_error) for each in (most, least))
+    text = (
+        f"{most.row} gains {gain} over {first} ({most.column})"
+        if most.difference > 0
+        else f"no value gains over {first}"
+    )
+    return text + f"; {least.row} costs {cost} ({least.column})" * bool(least.difference < 0)
 
 
 def axis_places(rows: list[str]) -> tuple[np.ndarray, str, str]:
@@ -210,19 +219,24 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     for axes, (network, columns) in zip(every, networks.items(), strict=True):
         axes.set_title(network)
         axes.axhline(0, **style_of(reference, experiment))
-        for method, style in drawn.items():
+        for number, (method, style) in enumerate(drawn.items()):
             curve = values[values.method == method].set_index("column").reindex(columns)
-            axes.errorbar(range(len(columns)), curve.difference, curve.difference_error, **style, **THIN)
+            places = np.arange(len(columns)) + BESIDE * (len(columns) - 1) * (number - len(drawn) // 2)
+            axes.errorbar(places, curve.difference, curve.difference_error, **style, **THIN)
         shares = [column.partition(", ")[2] or column for column in columns]
         axes.set_xticks(range(len(columns)), shares)
         axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
-    every[0].set_ylabel(f"points of top-1 from {reference}, ± standard error")
-    shown = values[values.method.isin(drawn)]
-    show_where_methods_differ(every[0], shown.difference)
+    every[0].set_ylabel(f"points from {reference}, ± standard error")
+    shown, number = values[values.method.isin(drawn)], differences.count()
+    left_out = [f"the {len(drawn)} best of {sum(number > 0)} methods"] * bool(sum(number > 0) > len(drawn))
+    left_out += ["lower points are cut off"] * has_cut_where_methods_differ(every[0], shown.difference)
+    if left_out:
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        text = f"{', '.join(left_out)}: see the table"
+        every[0].text(0.01, 0.03, text, fontsize=6, ha="left", bbox=ground, transform=every[0].transAxes)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
     ends = {method: (height, drawn[method]) for method, height in last.items()}
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment))})
-    number = differences.count()
     in_all = [values[values.method == each] for each in best if number[each] == number.max()]
     return figure, _message_on(in_all[:2], reference) if in_all else ""
 
@@ -265,14 +279,13 @@ def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def show_where_methods_differ(axes: Axes, differences: pd.Series) -> None:
+def has_cut_where_methods_differ(axes: Axes, differences: pd.Series) -> bool:
     """Cut an axis where some methods lose many times what most differ: they would press the others into one line."""
     most = max(LEAST_SPAN, MOST_LOST * differences.abs().median())
-    if differences.min() < -most:
+    has_cut = bool(differences.min() < -most)
+    if has_cut:
         axes.set_ylim(-most, max(0, differences.max()) + most / 5)
-        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        style: dict[str, Any] = {"fontsize": 6, "ha": "left", "bbox": ground, "transform": axes.transAxes}
-        axes.text(0.01, 0.03, "lower points are cut off: see the table", **style)
+    return has_cut
 
 
 def ranking_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -318,7 +331,7 @@ def draw_ranking(experiment: Experiment, methods: pd.DataFrame) -> tuple[Figure,
         ha = "left" if method.minutes < middle else "right"  # where there is room
         right.annotate(f" {method.method} ", (60 * method.minutes, method.accuracy), fontsize=6, ha=ha, va=va)
     level, best = methods[methods.level].sort_values("minutes").method, methods.method[0]
-    text = f"{len(level)} of {len(methods)} methods are level with the best, {best}"
+    text = f"By the mean, {len(level)} of {len(methods)} methods are level with the best, {best}"
     return figure, text + f"; the quickest of them is {level.iloc[0]}" * (len(level) > 1)
 
 
@@ -344,13 +357,14 @@ def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
             style: dict[str, Any] = {"color": COLUMN_COLORS[number], "label": experiment.metrics[point.metric]}
             style["markerfacecolor"] = COLUMN_COLORS[number] if is_ours else "white"
             axes.errorbar(point.speedup, place, xerr=point.error, fmt="o", markersize=5, **style)
-            axes.annotate(f"  {point.speedup:.2f}", (point.speedup, place), fontsize=6, va="center")
+            right = point.speedup + (0 if pd.isna(point.error) else point.error)
+            axes.annotate(f"  {point.speedup:.2f}", (right, place), fontsize=6, va="center")
     every[0].set_yticks(range(len(rows)), [row if row in experiment.rows else f"{row} (paper)" for row in rows])
     every[0].margins(x=0.15)
     every[0].set_ylim(len(rows) - 0.5, -0.5)
     if len(experiment.shown) > 1:
-        one_legend(every[0])
+        one_legend(every[0], loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     own = values[values.metric == experiment.ranked_by]
     groups = dict(iter(own.groupby(own.row.isin(experiment.rows), sort=False).speedup))
-    spans = (f"{span(speeds)} {sides[is_ours]}" for is_ours, speeds in groups.items())
-    return figure, f"With low rank, times the original's speed: {', '.join(spans)}"
+    spans = (f"{span(speeds, 3)} {sides[is_ours]}" for is_ours, speeds in groups.items())
+    return figure, f"Low-rank layers, times the original's speed: {', '.join(spans)}"

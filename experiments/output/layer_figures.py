@@ -34,8 +34,8 @@ MOTIVATION_COLUMNS = [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "
 CROSS_COLUMNS = ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"]
 KINDS = {
     "operator": ("Fisher", "o", BLUE),
-    "input_side": ("E[DᵀD]", "^", VERMILION),
-    "grad_side": ("E[DDᵀ]", "s", GREEN),
+    "input_side": ("E[DᵀD], of inputs", "^", VERMILION),
+    "grad_side": ("E[DDᵀ], of gradients", "s", GREEN),
     "loss": ("loss of the truncation", "x", ORANGE),
 }
 
@@ -67,7 +67,7 @@ def draw_couplings(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure
     off = values[values.token != values.other].groupby("column").coupling.median()
     means = values.groupby("column").distance_correlation.mean()
     message = f"Between tokens, the median coupling is {span(100 * off)} % of a token's own"
-    return figure, f"{message}; distance correlations are {span(means)} in the mean"
+    return figure, f"{message}; squared distance correlations are {span(means)} in the mean"
 
 
 def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -90,9 +90,9 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    lead = best.top1 - closest.top1
-    other = f"{best.estimator} is {lead:.1f} points more accurate" if lead else "and the most accurate"
-    return figure, f"{closest.estimator} is closest to the Fisher, {other}"
+    lead, error = best.top1 - closest.top1, np.hypot(best.standard_error, closest.standard_error)
+    other = f"; {best.estimator} leads it by {lead:.1f} ± {error:.1f} points" if lead else ", and the most accurate"
+    return figure, f"{closest.estimator} is closest to the Fisher{other}"
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -124,7 +124,7 @@ def draw_cross_moments(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
     figure.supylabel("cross-token / token-local", fontsize="medium")
     one_legend(every[0])
     medians = values.groupby("column").operator.median()
-    return figure, f"What FACTS drops of the Fisher is {span(medians)} times what it keeps, by the median layer"
+    return figure, f"What FACTS drops of the Fisher is {span(medians)} times what it keeps, in the median layer"
 
 
 def _draw_maps(every: list[Axes], experiment: Experiment, values: pd.DataFrame) -> None:
@@ -216,4 +216,4 @@ def draw_interpolation(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
     every[0].set_ylabel("KL divergence [nat]")
     every[0].set_yscale("log" if (values.error > 0).all() else "linear")
     every[-1].legend()
-    return figure, f"Between measured ratios, one cubic is up to {max(apart):.0%} from the windows of CoRS"
+    return figure, f"One cubic through all points differs from CoRS's windows by up to {100 * max(apart):.0f} %"

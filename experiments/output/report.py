@@ -20,21 +20,14 @@ from PIL import Image
 
 from experiments.compose import is_ours
 from experiments.config import Experiment
-from experiments.output.tables import (
-    BOLD,
-    MARKS,
-    Entry,
-    entries_of,
-    leaders_of,
-    notes_on,
-    panels_of,
-    read_entries,
-)
+from experiments.output.entries import Entry, entries_of, read_entries
+from experiments.output.findings import leaders_of
+from experiments.output.tables import BOLD, MARKS, notes_on, panels_of
 from experiments.record import Record, published_records, read_record
 from facts.parts import results_of
 from facts.utils.files import replacing
 
-HEADINGS = "Your own", "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
+HEADINGS = "Your own", "Tables of the paper", "Further tables", "Figures", "Ablations"
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of the paper
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 ABOUT = {  # a folder, by its profile

@@ -19,9 +19,10 @@ from experiments.compose import is_ours
 from experiments.config import USER_ERRORS, Experiment, in_a_line, plain
 from experiments.grid import every_experiment, verified
 from experiments.output import figures, layer_figures
+from experiments.output.entries import Entry, entries_of, places_of
 from experiments.output.figures import STYLE, Drawing, panels, placeholder
 from experiments.output.report import read_result, write_report
-from experiments.output.tables import SCREEN, Entry, entries_of, places_of, screen_tables, write_tables
+from experiments.output.tables import SCREEN, screen_tables, write_tables
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_records
 from facts.utils.files import replacing

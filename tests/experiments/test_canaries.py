@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.compose import CONF
-from experiments.output.tables import number, read_entries
+from experiments.output.entries import number, read_entries
 from experiments.record import published_records
 from experiments.runner import run_cell
 from facts.parts import results_of

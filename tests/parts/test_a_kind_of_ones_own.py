@@ -11,7 +11,8 @@ from torch import nn
 
 import facts
 from experiments.cell import Cell
-from experiments.output.tables import entries_of, write_tables
+from experiments.output.entries import entries_of
+from experiments.output.tables import write_tables
 from experiments.runner import run_cell
 from facts.models import Recipe
 from facts.parts import KINDS
