@@ -201,7 +201,7 @@ def standard_error(outcomes: np.ndarray) -> float:
 
     This is the bootstrap's standard error in closed form.
     """
-    return 100 * _error_of_mean(np.atleast_2d(outcomes).mean(axis=0))
+    return _error_of_mean(100 * np.atleast_2d(outcomes).mean(axis=0))
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
