@@ -201,7 +201,8 @@ def standard_error(outcomes: np.ndarray) -> float:
 
     This is the bootstrap's standard error in closed form.
     """
-    return _error_of_mean(100 * np.atleast_2d(outcomes).mean(axis=0))
+    means = np.atleast_2d(outcomes).mean(axis=0)
+    return 100 * means.std(ddof=1) / sqrt(len(means))
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
