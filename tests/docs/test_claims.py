@@ -79,6 +79,13 @@ def on_gpu(runtime: str, units: bool = False) -> float:
     return remaining("nvidia_h200", f"PyTorch, {runtime}", "0.504" if units else "0.501")
 
 
+def seconds_on_amx(runtime: str) -> float:
+    """Seconds for a batch, with units and tokens."""
+    return remaining("intel_xeon_amx", runtime) * at(
+        "benchmarks/intel_xeon_amx/units_and_tokens", runtime, of="dense seconds"
+    )
+
+
 def fastest_of_layers(plan: str) -> float:
     formats = "float32", "bfloat16", "float16"
     return max(at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", plan, of="speed-up") for kind in formats)
@@ -137,28 +144,27 @@ README: dict[str, Callable[[], bool]] = {
         [round(2 * lost) / 2 for lost in points(DENSE, BOTH, 50)] == [1, 2.5]
     ),
     "on the test half, none and two.": lambda: [*map(round, points(DENSE, BOTH, 50, halves=["top1"]))] == [0, 2],
-    "Its outputs are at most half as far from the original's as ToMe's, by KL divergence.": lambda: all(
+    "The default's outputs are at most half as far from the original's as ToMe's, by KL divergence.": lambda: all(
         distance(BOTH, each) / distance(TOME, each) <= 0.5 for each in HALF
     ),
-    "In top-1, it leads ToMe by about two standard errors, and by about one on the test half.": lambda: all(
-        round(errors_ahead(TOME, each)) == 2 and round(errors_ahead(TOME, each, ["top1"])) == 1 for each in HALF
+    "In top-1, it leads ToMe by about two standard errors, and with fewer FLOPs by far.": lambda: (
+        [round(errors_ahead(TOME, each)) for each in HALF] == [2, 2] and min(points(BOTH, TOME, 40, 30)) > 10
     ),
-    "where ToMe must merge nearly all tokens, it is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
     "Large networks get faster on CPUs in float32": lambda: all(
         at("benchmarks/amd_epyc/throughput", f"{runtime}, float32", f"50% of the FLOPs{kind}", of="speed-up") > 1.5
         for runtime in ("PyTorch", "ONNX Runtime", "OpenVINO")
         for kind in ("", ", units")
     ),
-    "Down to there, tokens alone are level with it": tokens_alone_are_level,
-    "with fewer FLOPs, narrower units pay.": lambda: min(points(BOTH, TOKENS, 40, 30)) > 0,
+    "Tokens alone match its top-1 down to there": tokens_alone_are_level,
+    "below, narrower units help, too.": lambda: min(points(BOTH, TOKENS, 40, 30)) > 0,
     "a DeiT-B with random weights takes 50 to 60 percent of the time on CPUs in float32.": lambda: all(
         0.485 < remaining(machine, f"{runtime}, float32") < 0.605
         for machine in ("amd_epyc_bfloat16", "intel_xeon_amx")
         for runtime in ("PyTorch", "PyTorch compiled", "ONNX Runtime", "OpenVINO")
     ),
     "units alone are narrowed then, and cost more accuracy.": lambda: min(points(BOTH, UNITS, 80, 70, 60, 50)) > 0,
-    "an earlier merging rule, with more kernels, took three to eight times as long as the original.": lambda: (
+    "units with tokens took three to eight times as long as the original.": lambda: (
         {3, 8} <= {round(on_gpu(each)) for each in FAST} <= {*range(3, 9)}
     ),
     'Units alone (`parts="units"`) are faster there': lambda: max(on_gpu(each, units=True) for each in FAST) < 1,
@@ -181,14 +187,11 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "without finetuning, FACTS with CoRS is level with it.": lambda: (
         at("structured_pruning", "FACTS + CoRS", "DeiT-B", "top1", of="behind") < 2
     ),
-    "On photos, Shampoo², which keeps the cross-token terms, is ahead of FACTS.": lambda: (
-        fisher("Shampoo²", "top1") > fisher("FACTS", "top1")
+    "on photos, Shampoo², which keeps the cross-token terms, has a higher top-1 than FACTS, but three draws": lambda: (
+        fisher("Shampoo²", "top1") > fisher("FACTS", "top1") and fisher("FACTS", "top1", of="behind") < 2
     ),
-    "The small networks' speed-ups cannot be told from noise": lambda: (
-        at("throughput_sparse_memvit", "This device", "DeiT-B", "speedup")
-        < 1
-        < at("throughput", "This device", "DeiT-B", "speedup")
-        < 1.1
+    "The small networks gain next to no speed": lambda: all(
+        at("throughput", "This device", network, "speedup") < 1.1 for network in BASES[:2]
     ),
     "and their CoRS searches about as long as FLAR.": lambda: all(
         0.8 < time_of("CoRS", network) / time_of("FLAR-SVD", network) < 1.25 for network in BASES[:2]
@@ -219,11 +222,17 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "On the test half alone, no lead down to half of the FLOPs exceeds two standard errors.": lambda: all(
         abs(errors_ahead(TOME, each, ["top1"])) < 2 for each in columns(80, 70, 60, 50)
     ),
-    "Below half, the default is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
-    "Tokens alone are level with the default down to half": tokens_alone_are_level,
+    "Below half, the default is far ahead; ToMe merges equally in each block, without a search": lambda: (
+        min(points(BOTH, TOME, 40, 30)) > 10
+    ),
+    "Tokens alone are level with the default in top-1 down to half": tokens_alone_are_level,
     "and keep more than units alone at every ratio": lambda: min(points(TOKENS, UNITS, 80, 70, 60, 50, 40, 30)) > 0,
-    "low-rank layers keep least": lambda: all(
+    "low-rank layers retain the least accuracy": lambda: all(
         top1("photos/units", UNITS, each) > top1("photos/units", LAYERS, each) for each in columns(80, 70, 60, 50)
+    ),
+    "at half of the FLOPs, that is more on the tuning half than on the test half": lambda: all(
+        tuning > test
+        for tuning, test in zip(*(points(DENSE, BOTH, 50, halves=[half]) for half in ("chosen", "top1")), strict=True)
     ),
     "by two points for the DeiT-Tiny and by seven for the ViT-Tiny": lambda: (
         [round(at("photos/tokens", DENSE, each, "chosen") - top1("photos/tokens", DENSE, each)) for each in HALF]
@@ -233,7 +242,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         [round(recovered_by(each, 50)) for each in ("pivoted", "units")] == [28, 6]
     ),
     "at 80 and 70 %, units gain less than one.": lambda: max(recovered_by("units", each) for each in (80, 70)) < 1,
-    "on the ViT-Tiny at 80 %, KFAC-expand leads FACTS by nine points, and SVD-LLM is level with it.": lambda: (
+    "on the ViT-Tiny at 80 %, KFAC-expand leads FACTS by nine points, and SVD-LLM is level with FACTS.": lambda: (
         round(lead("photos/baselines", "KFAC-expand + CoRS", "FACTS + CoRS", ["ViT-Tiny, 80 %"])) == 9
         and abs(lead("photos/baselines", "SVD-LLM + CoRS", "FACTS + CoRS", ["ViT-Tiny, 80 %"])) < 2
     ),
@@ -254,7 +263,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         )
         and round(fisher("Shampoo²", "top1") - fisher("FACTS", "top1")) == 3
     ),
-    "behind, about two standard errors.": lambda: round(fisher("FACTS", "top1", of="behind")) == 2,
+    "behind, about one standard error.": lambda: round(fisher("FACTS", "top1", of="behind")) == 1,
     "KFAC-expand is level with FACTS, though less close than KFAC-reduce, which is far behind": lambda: (
         abs(fisher("KFAC-expand", "top1") - fisher("FACTS", "top1")) < 2
         and fisher("KFAC-expand", "cosine") < fisher("KFAC-reduce", "cosine")
@@ -307,10 +316,10 @@ RESULTS: dict[str, Callable[[], bool]] = {
         for name, metric in (("detection", "box_map"), ("segmentation", "miou"), ("llm", "perplexity"))
         for value, error in [lead_over(name, "FACTS", ["SVD-LLM"], metric=metric)]
     ),
-    "FACTS and Shampoo² have nearly the same perplexity, ahead of SVD-LLM and GFWSVD.": lambda: (
-        abs(at("llm", "FACTS", "perplexity") - at("llm", "Shampoo²", "perplexity")) < 0.1
-        and at("llm", "Shampoo²", "perplexity") + 0.1
-        < min(at("llm", row, "perplexity") for row in ("SVD-LLM", "GFWSVD"))
+    "With uniform ranks, FACTS, Shampoo² and SVD-LLM are level in perplexity.": lambda: all(
+        abs(value) <= 2 * error
+        for row in ("Shampoo²", "SVD-LLM")
+        for value, error in [lead_over("llm", "FACTS", [row], metric="perplexity")]
     ),
     "Finetuned FACTS exceeds the dense detector and segmenter": lambda: (
         lead("detection", "FACTS, finetuned 1 epoch", "Baseline", metric="box_map")
@@ -333,9 +342,9 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "On a CPU, units with tokens save a third to a half": lambda: (
         table("benchmarks/amd_epyc_bfloat16/units_and_tokens")["remaining time"].between(0.48, 0.67).all()
     ),
-    "on an Intel Xeon with AMX in bfloat16, 15 percent, or a third when compiled": lambda: (
+    "on an Intel Xeon with AMX in bfloat16, 15 percent, and compiling gains nothing more": lambda: (
         round(1 - remaining("intel_xeon_amx", "PyTorch, bfloat16"), 2) == 0.15
-        and 0.3 < 1 - remaining("intel_xeon_amx", "PyTorch compiled, bfloat16") < 0.36
+        and seconds_on_amx("PyTorch compiled, bfloat16") > seconds_on_amx("PyTorch, bfloat16")
     ),
     "In one run, a budget of 70 % of DeiT-B's latency was met within three points": lambda: all(
         abs(at("benchmarks/intel_r_xeon_r_processor_2_50ghz/latency", "DeiT-B", of=f"measured{again} [%]") - 70) < 3
@@ -363,8 +372,12 @@ CHOOSING: dict[str, Callable[[], bool]] = {
         and speed_of("int8") > max(speed_of("float32", ratio) for ratio in (80, 70, 50))
     ),
     "a dense DeiT-Tiny is more than twice as fast in OpenVINO's int8 as in its float32.": lambda: speed_of("int8") > 2,
-    "Units add a little speed": lambda: all(1 < gain_of("int8", ratio) < 1.25 for ratio in (80, 70)),
-    "in ONNX Runtime next to none": lambda: max(gain_of("int8, ONNX Runtime", ratio) for ratio in (80, 70, 50)) < 1.1,
+    "In OpenVINO's int8, units add a little speed": lambda: all(
+        1 < gain_of("int8", ratio) < 1.25 for ratio in (80, 70)
+    ),
+    "in ONNX Runtime's, they range from slightly slower to slightly faster.": lambda: all(
+        0.9 < gain_of("int8, ONNX Runtime", ratio) < 1.1 for ratio in (80, 70, 50)
+    ),
     "With merged tokens, files in int8 are larger than the dense network's": lambda: all(
         in_int8("int8, OpenVINO", f"{network}, {PLACE}", "megabytes")
         > in_int8("int8, OpenVINO", f"{network}, dense", "megabytes")
