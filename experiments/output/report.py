@@ -30,6 +30,10 @@ from facts.utils.files import replacing
 HEADINGS = "Your own", "Tables of the paper", "Further tables", "Figures", "Ablations"
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of the paper
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
+LEADERS = (
+    "Lists of tables name the methods that are best, or level with the best, in every column, or in as many as stand "
+    "beside the name. The mean is the first one's over the columns. Where errors are unknown, that is not tested."
+)
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
     f"stand in for. {UNLIKE}",
@@ -73,7 +77,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     )
     for function in (gaps_of, leaders_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
-    environment.globals["MARKS"] = MARKS
+    environment.globals |= {"LEADERS": LEADERS, "MARKS": MARKS}
     environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     draws = {record.fingerprint: record for result in results for record in result.draws}
