@@ -214,6 +214,10 @@ RESULTS: dict[str, Callable[[], bool]] = {
         for number in ("125", "250", "500", "1,000")
         for network in TINY
     ),
+    "the DeiT-Tiny's outputs are a third closer to the original's from 250 photos on.": lambda: all(
+        0.6 < at(SIZES, number, "DeiT-Tiny", "distance") / at(SIZES, "64", "DeiT-Tiny", "distance") < 0.7
+        for number in ("250", "500", "1,000")
+    ),
     "whose units start lower at this ratio": lambda: (
         at("photos/beyond", "FACTS + CoRS-Fisher, units", "DeiT-Tiny, 50 %", "top1")
         > top1("photos/tokens", UNITS, HALF[0])
