@@ -143,7 +143,9 @@ def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None
     if not any(shortening):
         return
     if not search.chooses_tokens:
-        raise ValueError(f"{type(search).__name__} cannot choose tokens: take search=cors_fisher, cors or uniform")
+        raise ValueError(
+            f"{type(search).__name__} cannot choose tokens: take search=cors_fisher (profile=exact), cors or uniform"
+        )
     if not isinstance(problem.estimator, TwoSidedEstimator) and not isinstance(search, Uniform):
         name = type(problem.estimator).__name__
         raise ValueError(f"{name} has no metric of tokens, only keys: take search=uniform, or {TAKE_TWO_SIDED}")

@@ -7,7 +7,7 @@ import pytest
 
 import facts
 from facts.cost.timing import TimingPolicy
-from facts.search import token_program
+from facts.search import CoRSFisher, token_program
 from facts.search.token_program import Limits, TokenProgram
 from tests.merging import batches, vit
 from tests.refusals import refuses
@@ -74,8 +74,9 @@ def test_a_merge_takes_time_of_its_own(prepared):
 
 
 def test_what_does_not_go_together_is_refused(prepared):
-    message = "MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"
-    refuses(message, facts.compress, prepared, search="memvit", ratio=0.5)
+    for search in ("memvit", CoRSFisher(profile="kronecker")):
+        message = r"cannot choose tokens: take search=cors_fisher \(profile=exact\), cors or uniform"
+        refuses(message, facts.compress, prepared, search=search, ratio=0.5)
     tokens = facts.prepare(vit(), batches(), parts="tokens")
     refuses("tokens alone are chosen by FLOPs", facts.compress, tokens, cost="params", ratio=0.5)
     message = "SVDLLM has no metric of tokens, only keys: take search=uniform, or take"

@@ -28,15 +28,18 @@ class CoRSFisher(MILPSearch):
 
     `profile: exact` computes F in one forward and backward pass over the sensitivity data, with `labels` drawn from the
     network (`sampled`) or `given` by the data. `profile: kronecker` takes the estimator's A ⊗ B, which costs nothing
-    once the decomposition exists, and needs an estimator of both sides.
+    once the decomposition exists, needs an estimator of both sides, and cannot choose tokens.
     """
-
-    chooses_tokens = True
 
     rank_multiple: Count = 8
     profile: Literal["kronecker", "exact"] = "exact"
     labels: Labels = "sampled"
     seed: Seed = 0
+
+    @property
+    def chooses_tokens(self) -> bool:  # type: ignore[override]
+        """Of tokens, A ⊗ B tells the distance, but not what merging them costs."""
+        return self.profile == "exact"
 
     def least(self, part: Part) -> int:
         if part.shortens:
