@@ -155,13 +155,6 @@ def _earlier_beyond() -> pd.DataFrame:
     return lines.drop_duplicates(["row", "column"]).assign(metric="top1")
 
 
-def _earlier_searches() -> pd.DataFrame:
-    lines = read("results/photos/earlier/search_methods.csv").rename(columns={"search": "row"})
-    lines["column"] = "ViT-Tiny, layers at " + (100 * lines.ratio).round().astype(int).astype(str) + " %"
-    lines["search_minutes"] = lines.search_seconds / 60
-    return lines.melt(["row", "column"], ["top1", "search_minutes"], "metric", "ours")
-
-
 def _earlier_int8(file: str) -> pd.DataFrame:
     lines = read(f"results/photos/earlier/{file}.csv").query("network == 'deit_tiny'").rename(columns={"format": "row"})
     widths = lines.ratio.map(lambda ratio: ", dense" if ratio == 1 else f", units at {100 * ratio:.0f} %")
@@ -173,5 +166,4 @@ EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
     "beyond": _earlier_beyond,
     "int8_with_vnni": partial(_earlier_int8, "int8"),
     "int8_without_vnni": partial(_earlier_int8, "int8_without_vnni"),
-    "search_methods": _earlier_searches,
 }
