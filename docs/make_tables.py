@@ -215,7 +215,8 @@ def _claim(
         return "yes" if not level and (value > 0) == (paper[0] > 0) else "no"
 
     def written(value: float, error: float) -> str:
-        return f"{value:+.1f}" + ("" if isnan(error) else f" ± {error:.1f}")
+        digits = 2 if abs(value) < 1 else 1
+        return f"{value:+.{digits}f}" + ("" if isnan(error) else f" ± {error:.{digits}f}")
 
     measured = [each for each in (small, photos) if each]
     verdicts = dict.fromkeys(verdict(*each) for each in measured)

@@ -53,6 +53,7 @@ class Drawing(NamedTuple):
 
 CHARACTERS_OF_LABEL = 10  # per line
 CHARACTERS_OF_NAME = 26  # the same, of a method beside its curve
+CHARACTERS_OF_NOTE = 84  # the same, over all panels
 CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are rotated
 MOST_LABELS = 12  # beside each other on an axis
 MOST_SERIES = 6
@@ -123,9 +124,9 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, Mapping[str, Any]]])
         axes.text(1.06, places[name], texts[name], fontsize=6, va="center", transform=axes.transAxes, **look)
 
 
-def span(values: Iterable[float], digits: int = 2) -> str:
+def span(values: Iterable[float], form: str = ".2g") -> str:
     """Write the least and the greatest value."""
-    return " to ".join(dict.fromkeys(f"{value:.{digits}g}" for value in (min(values), max(values))))
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
 
 
 def one_legend(axes: Axes, **place: Any) -> None:
@@ -232,7 +233,7 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     left_out += ["lower points are cut off"] * has_cut_where_methods_differ(every[0], shown.difference)
     if left_out:
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        text = f"{', '.join(left_out)}: see the table"
+        text = fill(f"{', '.join(left_out)}: see the table", CHARACTERS_OF_NOTE // len(networks))
         every[0].text(0.01, 0.03, text, fontsize=6, ha="left", bbox=ground, transform=every[0].transAxes)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
     ends = {method: (height, drawn[method]) for method, height in last.items()}
@@ -253,12 +254,15 @@ def _message_on(best_two: list[pd.DataFrame], reference: str) -> str:
     if len(level) and len(shares) > 1:
         worst = own.loc[own.difference[own.column.str.rpartition(", ")[2].isin(level)].idxmin()]
         lost = f"{max(-worst.difference, 0):.1f} ± {worst.difference_error:.1f}"
-        return f"{method}: at most {lost} points below {reference} down to {level[-1]}"
+        text = f"{method}: at most {lost} points below {reference} down to {level[-1]}"
+        return text + f", {-own.difference.min():.1f} down to {shares.index[-1]}" * (len(level) < len(shares))
     spans = []
     for each in best_two:
-        span = " to ".join(f"{round(end, 1) + 0:+.1f}" for end in (each.difference.min(), each.difference.max()))
+        least = each[each.column.str.rpartition(", ")[2] == shares.index[-1]].difference
+        span = " to ".join(dict.fromkeys(f"{round(end, 1) + 0:+.1f}" for end in (least.min(), least.max())))
         spans.append(f"{_in_a_sentence(each)}: {span.replace('-', MINUS)}")
-    return "; ".join(spans) + f" points from {reference}"
+    where = f"At {shares.index[-1]}, " * (len(shares) > 1)
+    return where + "; ".join(spans) + f" points from {reference}"
 
 
 def _in_a_sentence(own: pd.DataFrame) -> str:
@@ -366,5 +370,5 @@ def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
         one_legend(every[0], loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     own = values[values.metric == experiment.ranked_by]
     groups = dict(iter(own.groupby(own.row.isin(experiment.rows), sort=False).speedup))
-    spans = (f"{span(speeds, 3)} {sides[is_ours]}" for is_ours, speeds in groups.items())
+    spans = (f"{span(speeds, '.2f')} {sides[is_ours]}" for is_ours, speeds in groups.items())
     return figure, f"Low-rank layers, times the original's speed: {', '.join(spans)}"

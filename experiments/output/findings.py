@@ -54,10 +54,10 @@ def leaders_of(experiment: Experiment, entries: Collection[Entry], source: str =
     if len(counts) < 2:
         return "", ""
     names = [*counts.index[counts == counts.max()]]
-    text = "; ".join(names) if len(names) <= MOST_NAMED + 1 else f"{len(names)} of {len(counts)}"
+    text = "; ".join(names) if len(names) <= MOST_NAMED + 1 else f"{names[0]} and {len(names) - 1} others"
     text = f"all {len(counts)}" if len(names) == len(counts) else text
     where = [f"{counts.max()} of {num_columns} columns"] * bool(counts.max() < num_columns)
-    remarks = ", ".join([*where, *["not tested"] * (untested and source == "ours")])
+    remarks = ", ".join([*where, *["lead not tested"] * (untested and source == "ours")])
     dense = [
         entry for entry in entries if is_dense(experiment.rows.get(entry.row, [])) and entry.row in experiment.rows
     ]

@@ -90,9 +90,8 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    lead, error = best.top1 - closest.top1, np.hypot(best.standard_error, closest.standard_error)
-    other = f"; {best.estimator} leads it by {lead:.1f} ± {error:.1f} points" if lead else ", and the most accurate"
-    return figure, f"{closest.estimator} is closest to the Fisher{other}"
+    other = "and" if best.estimator == closest.estimator else best.estimator
+    return figure, f"{closest.estimator} is closest to the Fisher, {other} has the highest top-1"
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:
