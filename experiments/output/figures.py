@@ -169,7 +169,8 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     axes.set_xticks(places, [*experiment.rows] if is_wide else labels, **(TURNED if is_wide else {}))
     axes.margins(x=0.08)
     name_curves(axes, {column: end for column, end in ends.items() if end[0] == end[0]})
-    return figure, f"{experiment.axis_title}: {_gains_and_costs(values, first)}"
+    known = values.difference_error.notna().any()
+    return figure, f"{experiment.axis_title}: {_gains_and_costs(values, first)}" if known else ""
 
 
 def _gains_and_costs(values: pd.DataFrame, first: str) -> str:
@@ -220,9 +221,9 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     for axes, (network, columns) in zip(every, networks.items(), strict=True):
         axes.set_title(network)
         axes.axhline(0, **style_of(reference, experiment))
-        for number, (method, style) in enumerate(drawn.items()):
+        for place, (method, style) in enumerate(drawn.items()):
             curve = values[values.method == method].set_index("column").reindex(columns)
-            places = np.arange(len(columns)) + BESIDE * (len(columns) - 1) * (number - len(drawn) // 2)
+            places = np.arange(len(columns)) + BESIDE * (len(columns) - 1) * (place - len(drawn) // 2)
             axes.errorbar(places, curve.difference, curve.difference_error, **style, **THIN)
         shares = [column.partition(", ")[2] or column for column in columns]
         axes.set_xticks(range(len(columns)), shares)

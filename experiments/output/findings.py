@@ -58,9 +58,7 @@ def leaders_of(experiment: Experiment, entries: Collection[Entry], source: str =
     text = f"all {len(counts)}" if len(names) == len(counts) else text
     where = [f"{counts.max()} of {num_columns} columns"] * bool(counts.max() < num_columns)
     remarks = ", ".join([*where, *["lead not tested"] * (untested and source == "ours")])
-    dense = [
-        entry for entry in entries if is_dense(experiment.rows.get(entry.row, [])) and entry.row in experiment.rows
-    ]
+    dense = [entry for entry in entries if is_dense(experiment.rows.get(entry.row, []))]
     values = numbers_of(dense, experiment.ranked_by, source)
     of_dense = f" ({number(mean(values), experiment.ranked_by)})" if values else ""
     return text + f" ({remarks})" * bool(remarks), number(means.iloc[0], experiment.ranked_by) + of_dense

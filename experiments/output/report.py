@@ -32,7 +32,7 @@ FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 LEADERS = (
     "Lists of tables name the methods that are best, or level with the best, in every column, or in as many as stand "
-    "beside the name. Means are over the columns. Where errors are unknown, leads are not tested."
+    "beside the name. Means are over the columns. Where outcomes of single samples are not kept, leads are not tested."
 )
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "

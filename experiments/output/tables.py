@@ -28,9 +28,9 @@ ERRORS = "± is one standard error."
 ALIKE = "Standard errors of {} are {}{}."
 PAIRED = "; of differences on the same images, mostly less"
 MARKS = (
-    f"Bold is the best method of a column; {LEVEL} marks those within two standard errors of it, by images or, if "
-    "larger, by draws (Student's t), not corrected for the number of methods. Pairs are compared image by image, so a "
-    "lower value can have a mark that a higher one lacks."
+    f"Bold is the best method of a column, or reads the same; {LEVEL} marks those within two standard errors of it, "
+    "by images or, if larger, by draws (Student's t), not corrected for the number of methods. Pairs are compared "
+    "image by image, so a lower value can have a mark that a higher one lacks."
 )
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
@@ -206,7 +206,8 @@ def notes_on(experiment: Experiment, entries: Collection[Entry]) -> list[str]:
         errors, deviations = (numbers_of(entries, metric, kind) for kind in ("standard_error", "deviation"))
         alike, title = in_caption(entries, metric), experiment.metrics[metric]
         span = " to ".join(dict.fromkeys(f"{each(errors):.2g}" for each in (min, max) if errors))
-        paired = PAIRED * any(entry.behind is not None for entry in entries if entry.metric == metric)
+        tested = any(entry.behind is not None for entry in entries if entry.metric == metric)
+        paired = PAIRED * (tested and not deviations)
         notes += [ALIKE.format(title, span, paired) if alike else ERRORS] * bool(errors)
         if deviations:
             sizes.append(f"of at most {max(deviations):.2g}" if "deviation" in alike else "in brackets")

@@ -114,7 +114,7 @@ class Language(ClassLogits):
     def evaluate(
         self, model: nn.Module, precision: torch.dtype = torch.float32, original: nn.Module | None = None
     ) -> Evaluation:
-        """Measure perplexity and accuracies in percent, per benchmark and their mean, with their standard errors."""
+        """Measure perplexity, and accuracies in percent, per benchmark and their mean; with errors of both means."""
         value, error = perplexity_of(*losses_of_windows(model, self.evaluation(model), precision))
         metrics = {"perplexity": value} | ({} if error is None else {"perplexity_error": error})
         if self.benchmarks():
@@ -146,22 +146,26 @@ class Language(ClassLogits):
                 batch_size=self.num_answers_at_once,
                 mixed_precision_dtype=None if precision == torch.float32 else precision,
             )
-            found = simple_evaluate(
+            evaluated = simple_evaluate(
                 network,
                 tasks=list(benchmarks),
                 task_manager=manager,
                 limit=self.num_questions,
-                bootstrap_iters=2,  # the error of a mean needs none, but would be left out; other metrics are not read
+                bootstrap_iters=0,  # which starts processes
                 log_samples=False,
                 random_seed=None,
                 numpy_random_seed=None,
                 torch_random_seed=None,
-            )["results"]
+            )
+        found, sizes = evaluated["results"], evaluated["n-samples"]
         if without := [name for name in names if "acc,none" not in found[name]]:
             raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
-        errors = {name: found[name]["acc_stderr,none"] for name in names}
-        known = {name: error if isinstance(error, float) else math.nan for name, error in errors.items()}  # or "N/A"
-        return {name: (100 * found[name]["acc,none"], 100 * known[name]) for name in names}
+        shares = {name: found[name]["acc,none"] for name in names}
+        others = {name: sizes[name]["effective"] - 1 if name in sizes else 0 for name in names}  # no error of a group
+        errors = {
+            name: math.sqrt(p * (1 - p) / others[name]) if others[name] else math.nan for name, p in shares.items()
+        }
+        return {name: (100 * share, 100 * errors[name]) for name, share in shares.items()}
 
     def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
         """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""

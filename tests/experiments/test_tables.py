@@ -68,6 +68,9 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert shown(entries) == expected
     assert [entry for entry in entries if entry.metric == "gflops" and entry.standard_error is not None] == []
     write_tables(experiment, entries, tmp_path)
+    same = [replace(entry, ours=62.23) if entry.row == "A" and entry.metric == "top1" else entry for entry in entries]
+    (_, panel), *_ = panels_of(experiment, same)
+    assert [text for text in panel.stack() if text.startswith("**62.2")] == ["**62.2 ± 2.4**"] * 2  # they read the same
     for suffix, best in (("md", "**62.2 ± 2.4**"), ("tex", r"\textbf{62.2 ± 2.4}")):
         text = (tmp_path / f"demo.{suffix}").read_text()
         assert all(value in text for value in ({**expected, "B": best}.values()))
