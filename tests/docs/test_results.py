@@ -65,10 +65,12 @@ def read(path: str) -> pd.DataFrame:
 
 def test_the_defaults_of_units_are_those_of_the_rule():
     """One choice after the other: the highest mean top-1 over both networks and all ratios."""
-    once = read("earlier/unit_defaults").query("num_rounds == 1")
-    rows = once[once.plain_share == PLAIN_SHARE_OF_UNITS].groupby("shrinkage_row").top1.mean()
-    shares = once[once.shrinkage_row == ROW_OF_UNITS].groupby("plain_share").top1.mean()
-    assert (rows.idxmax(), shares.idxmax()) == (ROW_OF_UNITS, PLAIN_SHARE_OF_UNITS) and len(rows) == len(shares) == 3
+    means = read("tables/unit_defaults").query("metric == 'chosen'").groupby("row").ours.mean()
+    rows = {float(row.removeprefix("alpha_R ")): row for row in means.index if row.startswith("alpha_R ")}
+    shares = {0: "no plain share", PLAIN_SHARE_OF_UNITS: rows[ROW_OF_UNITS], 1: "nothing but a plain share"}
+    assert len(rows) == len(shares) == 3
+    assert max(rows, key=lambda row: means[rows[row]]) == ROW_OF_UNITS
+    assert max(shares, key=lambda share: means[shares[share]]) == PLAIN_SHARE_OF_UNITS
 
 
 def test_the_default_parts_keep_most_on_the_photos_that_choose():
