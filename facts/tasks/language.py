@@ -127,7 +127,7 @@ class Language(ClassLogits):
         return Evaluation(metrics)
 
     def _accuracies(self, model: nn.Module, precision: torch.dtype) -> dict[str, tuple[float, float]]:
-        """Zero-shot accuracy in percent by benchmark, by the likelihoods of the answers as they are, and its error.
+        """Zero-shot accuracy in percent by benchmark, and its error, by the likelihoods of the answers as they are.
 
         Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a
         benchmark that is unknown or has no accuracy.
@@ -151,7 +151,7 @@ class Language(ClassLogits):
                 tasks=list(benchmarks),
                 task_manager=manager,
                 limit=self.num_questions,
-                bootstrap_iters=0,  # which starts processes
+                bootstrap_iters=0,  # the bootstrap starts processes
                 log_samples=False,
                 random_seed=None,
                 numpy_random_seed=None,
@@ -160,12 +160,14 @@ class Language(ClassLogits):
         found, sizes = evaluated["results"], evaluated["n-samples"]
         if without := [name for name in names if "acc,none" not in found[name]]:
             raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
-        shares = {name: found[name]["acc,none"] for name in names}
-        others = {name: sizes[name]["effective"] - 1 if name in sizes else 0 for name in names}  # no error of a group
-        errors = {
-            name: math.sqrt(p * (1 - p) / others[name]) if others[name] else math.nan for name, p in shares.items()
-        }
-        return {name: (100 * share, 100 * errors[name]) for name, share in shares.items()}
+        accuracies = {}
+        for name in names:
+            share, others = found[name]["acc,none"], sizes.get(name, {"effective": 1})["effective"] - 1
+            error = (
+                math.sqrt(share * (1 - share) / others) if others else math.nan
+            )  # as of a group, whose size is unknown
+            accuracies[name] = 100 * share, 100 * error
+        return accuracies
 
     def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
         """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""

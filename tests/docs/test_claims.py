@@ -1,8 +1,7 @@
 """Claims of the pages about measurements: each is a sentence of a page, and a condition on the records."""
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from itertools import product
 
 import measurements
@@ -18,7 +17,6 @@ from measurements import (
     TOKENS,
     TOME,
     UNITS,
-    ahead,
     at,
     distance,
     error_of,
@@ -29,116 +27,41 @@ from measurements import (
 from measurements import kept_parameters as kept
 
 from tests.docs.pages import ROOT, committed, maker
-
-RANKS = (60, 50, 40)
-PLAIN, OTHERS = ("PELA", "FW-SVD", "ASVD"), ("FW-SVD", "GFWSVD", "KFAC-reduce", "KFAC-expand")
-HALF = [f"{network}, 50 %" for network in TINY]
-FAST = ("float32 (TF32)", "bfloat16", "float16")
-SIZES = "photos/calibration_size"
-BOTH_AT_HALF = "ViT-Tiny, units and tokens at 50 %"
-LAYERS, PLACE = "Layers, pivoted: FACTS + CoRS-Fisher", "units and tokens at 50 %"
-fisher = partial(at, "photos/fisher_estimators")
-encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
-in_int8 = partial(at, "photos/int8")
-minutes = partial(at, "photos/search_methods", "ViT-Tiny, layers at 70 %", "search_minutes")
-
-
-def lead(name: str, row: str, other: str, columns: Sequence[str] = (), metric: str = "top1") -> float:
-    """Average over columns how far one row is ahead of another."""
-    lines = table(name).query("metric == @metric").pivot(index="row", columns="column", values="ours")
-    return float((lines.loc[row] - lines.loc[other])[list(columns) or list(lines.columns)].mean())
-
-
-def top1(name: str, row: str, column: str) -> float:
-    return at(name, row, column, "top1")
-
-
-def errors_ahead(other: str, column: str, halves: Sequence[str] = HALVES) -> float:
-    """By how many standard errors units and tokens lead another row."""
-    difference, error = ahead(BOTH, other, column, halves)
-    return difference / error if difference else 0.0  # both are 0 if all outcomes are the same
-
-
-def tokens_alone_are_level() -> bool:
-    return all(abs(errors_ahead(TOKENS, each)) <= 2 for each in columns(80, 70, 60, 50))
-
-
-def points(row: str, other: str, *ratios: int, halves: Sequence[str] = HALVES) -> list[float]:
-    """How far a row is ahead of another, by network."""
-    return [ahead(row, other, column, halves)[0] for column in columns(*ratios)]
-
-
-def columns(*ratios: int) -> list[str]:
-    return [f"{network}, {ratio} %" for network in TINY for ratio in ratios]
-
-
-def remaining(machine: str, runtime: str, *plan: str) -> float:
-    return at(f"benchmarks/{machine}/units_and_tokens", runtime, *plan, of="remaining time")
-
-
-def on_gpu(runtime: str, units: bool = False) -> float:
-    return remaining("nvidia_h200", f"PyTorch, {runtime}", "0.504" if units else "0.501")
-
-
-def seconds_on_amx(runtime: str) -> float:
-    """Seconds for a batch, with units and tokens."""
-    return remaining("intel_xeon_amx", runtime) * at(
-        "benchmarks/intel_xeon_amx/units_and_tokens", runtime, of="dense seconds"
-    )
-
-
-def fastest_of_layers(plan: str) -> float:
-    formats = "float32", "bfloat16", "float16"
-    return max(at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", plan, of="speed-up") for kind in formats)
-
-
-def latency(kind: str, network: str) -> float:
-    return at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", network, of="latency of one image [ms]")
-
-
-def over_cors(column: str, metric: str = "top1") -> float:
-    """How far CoRS-Fisher is ahead of CoRS on a published network."""
-    return lead("photos/search_methods", "CoRS-Fisher, exact", "CoRS", [column], metric)
-
-
-def time_of(search: str, network: str) -> float:
-    return at("search_methods", search, network, "search_minutes")
-
-
-def spent(stage: str, column: str) -> float:
-    return measurements.record_of(BOTH, column)["seconds"][stage]
-
-
-def recovered_by(form: str, ratio: int) -> float:
-    row = f"FACTS + CoRS-Fisher, {form}"
-    return lead("photos/beyond", f"{row}, recovered", row, [f"DeiT-Tiny, {ratio} %"])
-
-
-def speed_of(row: str, ratio: int | None = None, vnni: str = "with") -> float:
-    column = f"DeiT-Tiny, {f'units at {ratio} %' if ratio else 'dense'}"
-    return at(f"photos/int8_{vnni}_vnni", row, column, "speedup")
-
-
-def gain_of(row: str, ratio: int) -> float:
-    return speed_of(row, ratio) / speed_of(row)
-
-
-def changed_by_int8(which: str) -> list[int]:
-    """Percent of predictions that int8 changes, by runtime and network."""
-    places = product(("int8, OpenVINO", "int8, ONNX Runtime"), TINY)
-    return [round(100 - in_int8(row, f"{network}, {which}", "agreement")) for row, network in places]
-
-
-def level_methods() -> list[str]:
-    return list(table("mini/figures/baselines").query("level == True").method)
-
-
-def data_passes(title: str, *gpus: str) -> list[float]:
-    """Times of a data pass relative to one forward and backward pass, on all CPUs and networks."""
-    machines = "amd_epyc", "intel_r_xeon_r_processor_2_50ghz", *gpus
-    lines = pd.concat([table(f"benchmarks/{machine}/data_pass") for machine in machines])
-    return list(lines[lines["pass"] == title]["ratio of time"])
-
+from tests.docs.readings import (
+    BOTH_AT_HALF,
+    FAST,
+    HALF,
+    LAYERS,
+    OTHERS,
+    PLACE,
+    PLAIN,
+    RANKS,
+    SIZES,
+    changed_by_int8,
+    columns,
+    data_passes,
+    encoder,
+    errors_ahead,
+    fastest_of_layers,
+    fisher,
+    gain_of,
+    in_int8,
+    latency,
+    lead,
+    level_methods,
+    minutes,
+    on_gpu,
+    over_cors,
+    points,
+    recovered_by,
+    remaining,
+    seconds_on_amx,
+    speed_of,
+    spent,
+    time_of,
+    tokens_alone_are_level,
+    top1,
+)
 
 README: dict[str, Callable[[], bool]] = {
     "Standard errors are below two points.": lambda: all(

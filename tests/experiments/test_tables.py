@@ -22,7 +22,7 @@ from experiments.config import Experiment
 from experiments.grid import every_experiment
 from experiments.output import tables
 from experiments.output.entries import entries_of, read_entries
-from experiments.output.findings import finding_of
+from experiments.output.findings import finding_of, leaders_of
 from experiments.output.tables import as_text, panels_of, write_tables
 from experiments.record import errors_apart, packed, paired_difference, standard_error, unpacked, write_records
 from tests.records import demo, make_record, outcomes, place, write_paper
@@ -85,6 +85,10 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert finding_of(setting, entries) == "Bound: B is best, level with A"
     unknown = [replace(entry, standard_error=None, behind=None) for entry in entries]
     assert finding_of(experiment, unknown) == "B has the best value, but its lead is not tested"
+    assert leaders_of(experiment, entries) == ("B; A", "62.2 (98.0)")
+    assert leaders_of(experiment, level) == ("all 2", "62.2")
+    assert leaders_of(experiment, unknown) == ("B (lead not tested)", "62.2 (98.0)")
+    assert leaders_of(experiment, entries, "paper") == ("F", "60.0 (90.0)")
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
