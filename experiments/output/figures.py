@@ -63,6 +63,7 @@ LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
 THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # error bars of many curves
 BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
 LINE = 0.065  # of the axis between lines of labels beside curves
+SAMPLE = 1.01, 1.04, 1.07  # of the axis, where a curve's line and mark stand before its name
 
 INCHES_A_ROW = 0.17
 
@@ -119,9 +120,10 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, Mapping[str, Any]]])
     for name in reversed(names):  # those below the axis move up
         places[name] = max(places[name], bottom + halves[name])
         bottom = places[name] + halves[name]
-        look = {"color": ends[name][1]["color"], "clip_on": False}
-        axes.plot(1.03, places[name], marker=ends[name][1]["marker"], transform=axes.transAxes, **look)
-        axes.text(1.06, places[name], texts[name], fontsize=6, va="center", transform=axes.transAxes, **look)
+        look: dict[str, Any] = {"clip_on": False, "transform": axes.transAxes}
+        axes.plot(SAMPLE, [places[name]] * len(SAMPLE), markevery=[1], **ends[name][1], **look)
+        look |= {"color": ends[name][1]["color"]}
+        axes.text(SAMPLE[-1] + 0.01, places[name], texts[name], fontsize=6, va="center", **look)
 
 
 def span(values: Iterable[float], form: str = ".2g") -> str:
