@@ -31,7 +31,7 @@ class ColouredDigits(Digits):
     num_evaluation: ClassVar[int] = 599
 
     def inspect(self) -> str:
-        return "1,198 training and 599 test digits in colour, made from those in scikit-learn"
+        return f"1,198 training and {self.num_evaluation} test digits in colour, made from those in scikit-learn"
 
     def _draw(self, model: nn.Module, stream: str, count: int, noise: float = 0) -> Batch:
         images, labels = load_coloured("test" if stream == "test" else "train", input_side(model))
@@ -41,6 +41,13 @@ class ColouredDigits(Digits):
         elif stream == "sensitivity":
             order = order.flip(0)
         return images[order[:count]], labels[order[:count]]
+
+
+@options
+class FewColouredDigits(ColouredDigits):
+    """The same with few test images, for speed: accuracies mean nothing there, and large networks take long."""
+
+    num_evaluation: ClassVar[int] = 64
 
 
 def split_indices(split: Split) -> Tensor:
