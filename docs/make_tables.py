@@ -40,8 +40,7 @@ OF_RESULTS = {"README.md": r"\n## Results\n(.*?)\n## ", "results.md": "(.*)"}
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 NO_PROSE = re.compile(rf"{TABLE.pattern}|```.*?```|`[^`]*`|\]\(.*?\)", re.DOTALL)
 
-KINDS = "", ", ranks in steps of 16", ", units, heads of two widths"
-EXPORTED = [f"{runtime}, {kind}" for runtime in ("ONNX Runtime", "OpenVINO") for kind in ("float32", "int8")]
+ON_GPU = "", ", ranks in steps of 16", ", units, heads of two widths"
 
 Rows = Iterable[tuple[str, ...]]
 
@@ -136,7 +135,7 @@ def baselines() -> Rows:
 
 
 def int8() -> Rows:
-    yield "top-1", "float32", "OpenVINO int8", "agreement", "ONNX Runtime int8", "agreement", "MB", "in int8"
+    yield "top-1", "float32", "OpenVINO int8", "agreement", "ONNX Runtime int8", "agreement", "MB", "in OpenVINO int8"
     rows = "float32", "int8, OpenVINO", "int8, ONNX Runtime"
     for column in dict.fromkeys(table("photos/int8").column):
         top1, agreement, size = (
@@ -144,7 +143,14 @@ def int8() -> Rows:
             for metric in ("exported_top1", "agreement", "megabytes")
         )
         values = top1[0], top1[1], agreement[1], top1[2], agreement[2]
-        yield column, *(f"{value:.1f}" for value in values), *(f"{value:.0f}" for value in size[:2])
+        yield column, *(f"{value:.1f}" for value in (*values, *size[:2]))
+
+
+def int8_speed() -> Rows:
+    yield "speed-up", "OpenVINO float32", "OpenVINO int8", "ONNX Runtime int8"
+    rows = "float32", "int8, OpenVINO", "int8, ONNX Runtime"
+    for column in dict.fromkeys(table("photos/int8").column):
+        yield column, *(f"{at('photos/int8', row, column, 'speedup'):.2f}" for row in rows)
 
 
 # Small networks, next to the paper.
@@ -250,19 +256,16 @@ def tasks() -> Rows:
 
 def speed() -> Rows:
     yield "DeiT-B at 50 %", "layers", "in steps of 16", "units", "units and tokens"
-    for runtime in ("PyTorch, float32", *EXPORTED):
-        remaining = at("benchmarks/amd_epyc_bfloat16/units_and_tokens", runtime, of="remaining time")
-        yield f"AMD EPYC, {runtime}", *_speeds("amd_epyc", runtime), f"{1 / remaining:.2f}"
+    on_cpu = "benchmarks/amd_epyc/runtimes"
+    columns = dict.fromkeys(table(on_cpu).column)
+    for runtime in dict.fromkeys(table(on_cpu).row):
+        yield f"CPU, {runtime}", *(f"{1 / at(on_cpu, runtime, each, 'remaining_time'):.2f}" for each in columns)
+    on_gpu = "benchmarks/nvidia_h200/throughput"
     for title, name in {"TF32": "float32", "bfloat16": "bfloat16", "float16": "float16"}.items():
         runtime = "PyTorch, float32 (TF32)" if title == "TF32" else f"PyTorch, {name}"
         remaining = at("benchmarks/nvidia_h200/units_and_tokens", runtime, "0.501", of="remaining time")
-        yield f"NVIDIA H200, {title}", *_speeds("nvidia_h200", f"PyTorch, {name}"), f"{1 / remaining:.2f}"
-
-
-def _speeds(machine: str, runtime: str) -> list[str]:
-    networks = (f"50% of the FLOPs{kind}" for kind in KINDS)
-    values = (at(f"benchmarks/{machine}/throughput", runtime, network, of="speed-up") for network in networks)
-    return [f"{value:.2f}" for value in values]
+        speeds = [at(on_gpu, f"PyTorch, {name}", f"50% of the FLOPs{kind}", of="speed-up") for kind in ON_GPU]
+        yield f"GPU, {title}", *(f"{each:.2f}" for each in (*speeds, 1 / remaining))
 
 
 # The map of the paper.

@@ -125,6 +125,8 @@ def verified(experiment: Experiment, name: str) -> Experiment:
         raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would produce nothing")
     if experiment.metrics and experiment.ranked_by not in experiment.metrics:
         raise ValueError(f"{place}: ranked_by must be one of {', '.join(experiment.metrics)}")
+    if experiment.default and experiment.default not in experiment.rows:
+        raise ValueError(f"{place}: default must be one of {', '.join(experiment.rows)}, or empty")
     return experiment
 
 

@@ -61,7 +61,7 @@ TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "ancho
 MOST_LOST = 8  # times the median loss, on an axis
 LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
 THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # error bars of many curves
-BESIDE = 0.015  # of the axis between curves at one value, so that error bars do not hide each other
+BESIDE = 0.008  # of the axis between curves at one value, so that error bars do not hide each other
 LINE = 0.065  # of the axis between lines of labels beside curves
 SAMPLE = 1.01, 1.04, 1.07  # of the axis, where a curve's line and mark stand before its name
 
@@ -139,18 +139,19 @@ def one_legend(axes: Axes, **place: Any) -> None:
 
 
 def ablation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
-    """Collect the ranked metric of every row and column, and its difference from the first row."""
+    """Collect the ranked metric of every row and column, and its difference from the default's or the first row."""
     points = metrics_of(records, experiment.ranked_by).dropna(subset=experiment.ranked_by)
-    return with_differences(points, records, next(iter(experiment.rows)), experiment.ranked_by)
+    reference = experiment.default or next(iter(experiment.rows))
+    return with_differences(points, records, reference, experiment.ranked_by)
 
 
 def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
-    """Plot differences from the first row by column; lines join numbers."""
+    """Plot differences from the default or the first row by column; lines join numbers."""
     figure, (axes,) = panels(1, 2.8, width=WIDTH / 2)
-    first = next(iter(experiment.rows))
+    reference = f"the default, {experiment.default}" if experiment.default else next(iter(experiment.rows))
     places, scale, linestyle = axis_places([*experiment.rows])
     axes.set(xlabel=experiment.axis_title, xscale=scale)
-    axes.set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from {first}")
+    axes.set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from {reference}")
     axes.minorticks_off()
     axes.axhline(0, color=BLACK, linewidth=0.5)
     ends = {}
@@ -172,20 +173,20 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     axes.margins(x=0.08)
     name_curves(axes, {column: end for column, end in ends.items() if end[0] == end[0]})
     known = values.difference_error.notna().any()
-    return figure, f"{experiment.axis_title}: {_gains_and_costs(values, first)}" if known else ""
+    return figure, f"{experiment.axis_title}: {_gains_and_costs(values, reference)}" if known else ""
 
 
-def _gains_and_costs(values: pd.DataFrame, first: str) -> str:
-    """Name the value that gains most over the first one in any column, and the one that costs most."""
+def _gains_and_costs(values: pd.DataFrame, reference: str) -> str:
+    """Name the value that gains most over the reference in any column, and the one that costs most."""
     apart = values[values.difference.abs() > ERRORS_APART * values.difference_error].sort_values("difference")
     if apart.empty:
-        return f"no value is two standard errors from {first}"
+        return f"no value is two standard errors from {reference}"
     (least, most), points = (apart.iloc[place] for place in (0, -1)), "{:.1f} ± {:.1f} points"
     gain, cost = (points.format(abs(each.difference), each.difference_error) for each in (most, least))
     text = (
-        f"{most.row} gains {gain} over {first} ({most.column})"
+        f"{most.row} gains {gain} over {reference} ({most.column})"
         if most.difference > 0
-        else f"no value gains over {first}"
+        else f"no value gains over {reference}"
     )
     return text + f"; {least.row} costs {cost} ({least.column})" * bool(least.difference < 0)
 
@@ -225,7 +226,7 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         axes.axhline(0, **style_of(reference, experiment))
         for place, (method, style) in enumerate(drawn.items()):
             curve = values[values.method == method].set_index("column").reindex(columns)
-            places = np.arange(len(columns)) + BESIDE * (len(columns) - 1) * (place - len(drawn) // 2)
+            places = np.arange(len(columns)) + BESIDE * max(len(columns) - 1, 1) * (place - len(drawn) // 2)
             axes.errorbar(places, curve.difference, curve.difference_error, **style, **THIN)
         shares = [column.partition(", ")[2] or column for column in columns]
         axes.set_xticks(range(len(columns)), shares)
@@ -246,26 +247,33 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
 
 
 def _message_on(best_two: list[pd.DataFrame], reference: str) -> str:
-    """Say down to which share the best method is level with the reference, and how far below it at most.
+    """Say down to which share the best method is level with the reference, and how much it loses at most.
 
-    If it never is, say how far the two best ones are from it.
+    If it never is, say how much the two best ones lose.
     """
-    own, method = best_two[0], _in_a_sentence(best_two[0])
+    own = best_two[0].assign(share=best_two[0].column.str.rpartition(", ")[2])
     is_level = own.difference >= -ERRORS_APART * own.difference_error
-    shares = is_level.groupby(own.column.str.rpartition(", ")[2], sort=False).all()
-    level = shares[shares.cummin()].index
+    shares = is_level.groupby(own.share, sort=False).all()
+    level, last = shares[shares.cummin()].index, shares.index[-1]
+    of_flops = " of the FLOPs" * last.endswith("%")
     if len(level) and len(shares) > 1:
-        worst = own.loc[own.difference[own.column.str.rpartition(", ")[2].isin(level)].idxmin()]
-        lost = f"{max(-worst.difference, 0):.1f} ± {worst.difference_error:.1f}"
-        text = f"{method}: at most {lost} points below {reference} down to {level[-1]}"
-        return text + f", {-own.difference.min():.1f} down to {shares.index[-1]}" * (len(level) < len(shares))
+        text = f"{_in_a_sentence(own)}: at most {_loss(own[own.share.isin(level)])} below {reference} "
+        text += f"down to {level[-1]}{of_flops}"
+        return text + f"; at {last}, up to {_loss(own[own.share == last])}" * (len(level) < len(shares))
     spans = []
     for each in best_two:
-        least = each[each.column.str.rpartition(", ")[2] == shares.index[-1]].difference
-        span = " to ".join(dict.fromkeys(f"{round(end, 1) + 0:+.1f}" for end in (least.min(), least.max())))
-        spans.append(f"{_in_a_sentence(each)}: {span.replace('-', MINUS)}")
-    where = f"At {shares.index[-1]}, " * (len(shares) > 1)
-    return where + "; ".join(spans) + f" points from {reference}"
+        least = each[each.column.str.rpartition(", ")[2] == last].difference
+        span = " to ".join(dict.fromkeys(f"{round(end, 1) + 0:+.1f}" for end in (least.max(), least.min())))
+        spans.append(f"{span.replace('-', MINUS)} with {_in_a_sentence(each)}")
+    where = f"At {last}{of_flops}, points " * (len(shares) > 1) or "Points "
+    return where + f"from {reference}: {'; '.join(spans)}"
+
+
+def _loss(own: pd.DataFrame) -> str:
+    """The largest loss, with its error, and whose it is if there are several networks."""
+    worst = own.loc[own.difference.idxmin()]
+    network, comma, _ = worst.column.partition(", ")
+    return f"{max(-worst.difference, 0):.1f} ± {worst.difference_error:.1f} points" + f" ({network})" * bool(comma)
 
 
 def _in_a_sentence(own: pd.DataFrame) -> str:
@@ -322,7 +330,7 @@ def draw_ranking(experiment: Experiment, methods: pd.DataFrame) -> tuple[Figure,
     left.set(xlabel=f"{title}: points from the best, ± standard error")
     right.set(xlabel=f"seconds of compression, {mean}", ylabel=f"{title} [%], {mean}", xscale="log")
     left.set_title("blue: level with the best", fontsize=7)
-    right.set_title("line: none is both better and faster", fontsize=7)
+    right.set_title("line: the best for the time", fontsize=7)
     for is_level, color in ((True, BLUE), (False, GREY)):
         own = methods[methods.level == is_level]
         left.errorbar(own.difference, own.index, xerr=own.difference_error, fmt="o", color=color, elinewidth=0.8)

@@ -37,7 +37,8 @@ def leads_in(experiment: Experiment, entries: Iterable[Entry], source: str = "ou
         ],
         columns=["row", "column", "value", "behind"],
     )
-    best = own.value == own.groupby("column").value.transform(which)
+    reads = own.value.map(lambda value: number(value, experiment.ranked_by))
+    best = reads == reads[own.groupby("column").value.transform(f"idx{which}")].to_numpy()
     counts = (best | (own.behind.astype(float) <= ERRORS_APART)).groupby(own.row).sum()
     means = own.groupby("row").value.mean()
     order = pd.DataFrame({"count": counts, "mean": means if which == "max" else -means})
@@ -48,20 +49,22 @@ def leads_in(experiment: Experiment, entries: Iterable[Entry], source: str = "ou
 def leaders_of(experiment: Experiment, entries: Collection[Entry], source: str = "ours") -> tuple[str, str]:
     """Name the methods that are best, or level with the best, in most columns, and their first one's mean.
 
-    The mean is followed by the original's in brackets. Both are empty without two methods to compare.
+    The mean is followed by the original's in brackets, and the metric. Both are empty without two methods to compare.
     """
     counts, means, num_columns, untested = leads_in(experiment, entries, source)
     if len(counts) < 2:
         return "", ""
     names = [*counts.index[counts == counts.max()]]
     text = "; ".join(names) if len(names) <= MOST_NAMED + 1 else f"{names[0]} and {len(names) - 1} others"
-    text = f"all {len(counts)}" if len(names) == len(counts) else text
+    text = f"all {len(counts)}, level" if len(names) == len(counts) else text
+    text = f"{experiment.axis_title}: {text}" if experiment.axis_title else text
     where = [f"{counts.max()} of {num_columns} columns"] * bool(counts.max() < num_columns)
     remarks = ", ".join([*where, *["lead not tested"] * (untested and source == "ours")])
     dense = [entry for entry in entries if is_dense(experiment.rows.get(entry.row, []))]
     values = numbers_of(dense, experiment.ranked_by, source)
     of_dense = f" ({number(mean(values), experiment.ranked_by)})" if values else ""
-    return text + f" ({remarks})" * bool(remarks), number(means.iloc[0], experiment.ranked_by) + of_dense
+    title = experiment.metrics[experiment.ranked_by] + ", less is better" * (best_of(experiment.ranked_by) == "min")
+    return text + f" ({remarks})" * bool(remarks), f"{number(means.iloc[0], experiment.ranked_by)}{of_dense} {title}"
 
 
 def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
@@ -81,9 +84,11 @@ def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:
         f"{setting[:1].upper()}{setting[1:]}: {name}" if setting else name,
         f" in {most} of {num_columns} columns",
     )
+    together = [other for other in others if counts[other] == most]
+    if untested and together:
+        return f"{listed([name, *together])} have the best values{where * (num_columns > 1)}, but leads are not tested"
     if untested:
         return f"{name} has the best value{where * (num_columns > 1)}, but its lead is not tested"
-    together = [other for other in others if counts[other] == most]
     named = listed(together) if 0 < len(together) <= MOST_NAMED else f"{len(together)} of {len(others)} others"
     if num_columns == 1:
         return f"{name} is best" + f", level with {named}" * bool(together)

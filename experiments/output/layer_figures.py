@@ -25,6 +25,8 @@ from experiments.output.figures import (
     placeholder,
     span,
 )
+from experiments.output.findings import listed
+from experiments.record import ERRORS_APART
 from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
 
@@ -90,8 +92,10 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    other = "and" if best.estimator == closest.estimator else best.estimator
-    return figure, f"{closest.estimator} is closest to the Fisher, {other} has the highest top-1"
+    apart = (best.top1 - points.top1) / np.hypot(best.standard_error, points.standard_error)
+    level = points[apart <= ERRORS_APART].sort_values("top1", ascending=False).estimator
+    text = f"{closest.estimator} is closest to the Fisher; {best.estimator} has the highest top-1"
+    return figure, text + f", level with {listed([*level[1:]])}" * (len(level) > 1)
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -157,12 +161,13 @@ def _draw_tokens(axes: Axes, values: pd.DataFrame) -> None:
         axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color)
     mean = tokens.distance_correlation.mean()
     axes.axhline(mean, color=BLACK, linestyle="--")
-    axes.set_title(f"mean {mean:.2f}" + ("" if sure.all() else f"; grey: p ≥ {SIGNIFICANT}"), fontsize=7)
+    not_sure = "" if sure.all() else f"\ngrey: p ≥ {SIGNIFICANT}"
+    axes.set_title(f"inputs and gradients, mean {mean:.2f}{not_sure}", fontsize=7)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
 
 
 def _draw_similarity(axes: Axes, points: pd.DataFrame) -> None:
-    axes.set(xlabel="cosine to the empirical Fisher", ylabel="Top-1 [%] ± standard error")
+    axes.set(xlabel="cosine to the empirical Fisher", ylabel="Top-1 [%]")
     axes.margins(x=0.2, y=0.1)
     if points.empty:
         return placeholder(axes)
@@ -202,17 +207,22 @@ def interpolation_values(experiment: Experiment, records: Records) -> pd.DataFra
 def draw_interpolation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
     """Plot the curves of two layers on one scale."""
     figure, every = panels(len(INTERPOLATED_LAYERS), 2.6, sharey=True)
-    formats = {"windows (CoRS)": ("s", BLUE, 2.5), "global cubic": ("-", VERMILION, 0), "measured": ("o", BLACK, 4)}
+    formats = {
+        "windows (CoRS)": ("interpolated in windows, by CoRS", "s", BLUE, 2.5),
+        "global cubic": ("one cubic through all points", "-", VERMILION, 0),
+        "measured": ("measured", "o", BLACK, 4),
+    }
     apart = []
     for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):
         axes.set(title=layer, xlabel="remaining ratio")
         axes.axhline(0, color=BLACK, linewidth=0.5)
         curves = dict(iter(values[values.layer == layer].groupby("curve")))
-        for name, (line, color, size) in formats.items():
-            axes.plot(curves[name].ratio, curves[name].error, line, color=color, markersize=size, label=name)
+        for name, (label, line, color, size) in formats.items():
+            axes.plot(curves[name].ratio, curves[name].error, line, color=color, markersize=size, label=label)
         windows, cubic = curves["windows (CoRS)"], curves["global cubic"]
         apart.append(abs(np.interp(windows.ratio, cubic.ratio, cubic.error) / windows.error - 1).max())
     every[0].set_ylabel("KL divergence [nat]")
     every[0].set_yscale("log" if (values.error > 0).all() else "linear")
     every[-1].legend()
-    return figure, f"One cubic through all points differs from CoRS's windows by up to {100 * max(apart):.0f} %"
+    text = "Between measurements, CoRS's interpolation and one cubic through all points differ by up to"
+    return figure, f"{text} {100 * max(apart):.0f} %"

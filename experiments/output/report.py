@@ -31,13 +31,14 @@ HEADINGS = "Your own", "Tables of the paper", "Further tables", "Figures", "Abla
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of the paper
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 LEADERS = (
-    "Lists of tables name the methods that are best, or level with the best, in every column, or in as many as stand "
-    "beside the name. Means are over the columns. Where outcomes of single samples are not kept, leads are not tested."
+    "Lists of tables name the methods that are best, or within two standard errors of the best, in every column; if "
+    "none is, those that are in most columns. Means are over columns. Without outcomes of single samples, leads are "
+    "not tested."
 )
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
     f"stand in for. {UNLIKE}",
-    "photos": "A DeiT-Tiny and a ViT-Tiny as published, calibrated on ImageNet photos and not trained. Unless a column "
+    "photos": "A DeiT-Tiny and a ViT-Tiny as published, calibrated on ImageNet photos and not trained. Unless a table "
     "says otherwise, values are of the test half, 325 validation photos; defaults were tuned on 325 others.",
 }
 
@@ -75,7 +76,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (gaps_of, leaders_of, notes_on, panels_of, parts, picture, provenance):
+    for function in (gaps_of, leaders_of, message_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
     environment.globals |= {"LEADERS": LEADERS, "MARKS": MARKS}
     environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
@@ -130,6 +131,11 @@ def picture(path: Path) -> str:
     file = io.BytesIO()
     Image.open(path).save(file, "WEBP", lossless=True)
     return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def message_of(result: Result) -> str:
+    """Read what a figure shows from the title that its PNG carries; empty without a figure."""
+    return Image.open(result.figure).info.get("Title", "") if result.figure else ""
 
 
 def code(text: str) -> Markup:

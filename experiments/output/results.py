@@ -91,14 +91,18 @@ def draw_figure(experiment: Experiment, values: pd.DataFrame, folder: Path) -> P
     with matplotlib.rc_context(STYLE):
         figure, message = drawn(experiment, values)
         title, caption = (
-            fill(text.replace(" %", "\N{NO-BREAK SPACE}%"), round(per_inch * figure.get_figwidth()))
+            fill(
+                text.replace(" %", "\N{NO-BREAK SPACE}%"),
+                round(per_inch * figure.get_figwidth()),
+                break_on_hyphens=False,
+            )
             for text, per_inch in zip((message, experiment.title), CHARACTERS_PER_INCH, strict=True)
         )
         figure.suptitle(title, fontsize=9, weight="bold")
         figure.supxlabel(caption, fontsize=7)
         for suffix in ("pdf", "png"):
             with replacing(folder / f"{experiment.name}.{suffix}") as path:
-                figure.savefig(path, format=suffix, dpi=200, metadata=UNDATED[suffix])
+                figure.savefig(path, format=suffix, dpi=200, metadata=UNDATED[suffix] | {"Title": message})
     with replacing(folder / f"{experiment.name}.csv") as path:
         values.to_csv(path, index=False, float_format="%.10g")  # processors add up in other orders
     return folder / f"{experiment.name}.png"

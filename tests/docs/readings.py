@@ -23,6 +23,9 @@ FAST = ("float32 (TF32)", "bfloat16", "float16")
 SIZES = "photos/calibration_size"
 BOTH_AT_HALF = "ViT-Tiny, units and tokens at 50 %"
 LAYERS, PLACE = "Layers, pivoted: FACTS + CoRS-Fisher", "units and tokens at 50 %"
+IN_FLOAT32 = [f"{runtime}, float32" for runtime in ("PyTorch", "PyTorch compiled", "ONNX Runtime", "OpenVINO")]
+INT8 = "int8, OpenVINO", "int8, ONNX Runtime"
+IN_OPENVINO = INT8[0], "DeiT-Tiny, dense"
 fisher = partial(at, "photos/fisher_estimators")
 encoder = partial(at, "photos/encoders", "DeiT-Tiny, 50 %", "nearest_top1")
 in_int8 = partial(at, "photos/int8")
@@ -58,19 +61,15 @@ def columns(*ratios: int) -> list[str]:
     return [f"{network}, {ratio} %" for network in TINY for ratio in ratios]
 
 
-def remaining(machine: str, runtime: str, *plan: str) -> float:
-    return at(f"benchmarks/{machine}/units_and_tokens", runtime, *plan, of="remaining time")
+def on_cpu(runtime: str, plan: str) -> float:
+    """The share of the time that remains."""
+    return at("benchmarks/amd_epyc/runtimes", runtime, f"DeiT-B, {plan}", "remaining_time")
 
 
 def on_gpu(runtime: str, units: bool = False) -> float:
-    return remaining("nvidia_h200", f"PyTorch, {runtime}", "0.504" if units else "0.501")
-
-
-def seconds_on_amx(runtime: str) -> float:
-    """Seconds for a batch, with units and tokens."""
-    return remaining("intel_xeon_amx", runtime) * at(
-        "benchmarks/intel_xeon_amx/units_and_tokens", runtime, of="dense seconds"
-    )
+    """The share of the time that remains, by a plan of so many FLOPs by the full rule."""
+    plan = "0.504" if units else "0.501"
+    return at("benchmarks/nvidia_h200/units_and_tokens", f"PyTorch, {runtime}", plan, of="remaining time")
 
 
 def fastest_of_layers(plan: str) -> float:
@@ -100,19 +99,14 @@ def recovered_by(form: str, ratio: int) -> float:
     return lead("photos/beyond", f"{row}, recovered", row, [f"DeiT-Tiny, {ratio} %"])
 
 
-def speed_of(row: str, ratio: int | None = None, vnni: str = "with") -> float:
-    column = f"DeiT-Tiny, {f'units at {ratio} %' if ratio else 'dense'}"
-    return at(f"photos/int8_{vnni}_vnni", row, column, "speedup")
-
-
-def gain_of(row: str, ratio: int) -> float:
-    return speed_of(row, ratio) / speed_of(row)
+def gain_in_int8(row: str, network: str, which: str = PLACE) -> float:
+    """The speed in int8 over that of the dense network in int8."""
+    return in_int8(row, f"{network}, {which}", "speedup") / in_int8(row, f"{network}, dense", "speedup")
 
 
 def changed_by_int8(which: str) -> list[int]:
     """Percent of predictions that int8 changes, by runtime and network."""
-    places = product(("int8, OpenVINO", "int8, ONNX Runtime"), TINY)
-    return [round(100 - in_int8(row, f"{network}, {which}", "agreement")) for row, network in places]
+    return [round(100 - in_int8(row, f"{network}, {which}", "agreement")) for row, network in product(INT8, TINY)]
 
 
 def level_methods() -> list[str]:

@@ -57,6 +57,27 @@ def panels(experiment: Experiment, *metrics: dict[str, float]) -> list[tuple[str
     return list(panels_of(experiment, entries_of(experiment, cells, False)))
 
 
+def test_methods_that_read_the_same_are_named_together_and_columns_counted_where_none_leads_in_all():
+    chosen = {"metrics": {"perplexity": "Perplexity"}, "ranked_by": "perplexity", "axis_title": "bound"}
+    experiment = demo(rows={"A": [], "B": [], "C": []}, columns={"Net": [], "Other": [], "Third": []}, **chosen)
+    values = {"A": (14.81, 20, 30), "B": (14.79, 20, 40), "C": (15, 19, 41)}
+    cells = [
+        place(row, make_record(metrics={"perplexity": value}), column)
+        for row, own in values.items()
+        for column, value in zip(experiment.columns, own, strict=True)
+    ]
+    entries = entries_of(experiment, cells, comparable=False)
+    expected = "bound: A (2 of 3 columns, lead not tested)", "21.6 Perplexity, less is better"
+    assert leaders_of(experiment, entries) == expected
+    assert (
+        finding_of(experiment, entries) == "Bound: A has the best value in 2 of 3 columns, but its lead is not tested"
+    )
+    two = [replace(entry, ours=18.9) if (entry.row, entry.column) == ("B", "Other") else entry for entry in entries]
+    assert leaders_of(experiment, two)[0] == "bound: A; B (2 of 3 columns, lead not tested)"
+    together = "Bound: A and B have the best values in 2 of 3 columns, but leads are not tested"
+    assert finding_of(experiment, two) == together
+
+
 def shown(entries, metric="top1") -> dict[str, str]:
     return {entry.row: as_text(entry) for entry in entries if entry.metric == metric and entry.status != "missing"}
 
@@ -85,10 +106,10 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert finding_of(setting, entries) == "Bound: B is best, level with A"
     unknown = [replace(entry, standard_error=None, behind=None) for entry in entries]
     assert finding_of(experiment, unknown) == "B has the best value, but its lead is not tested"
-    assert leaders_of(experiment, entries) == ("B; A", "62.2 (98.0)")
-    assert leaders_of(experiment, level) == ("all 2", "62.2")
-    assert leaders_of(experiment, unknown) == ("B (lead not tested)", "62.2 (98.0)")
-    assert leaders_of(experiment, entries, "paper") == ("F", "60.0 (90.0)")
+    assert leaders_of(experiment, entries) == ("B; A", "62.2 (98.0) Top-1")
+    assert leaders_of(experiment, level) == ("all 2, level", "62.2 Top-1")
+    assert leaders_of(experiment, unknown) == ("B (lead not tested)", "62.2 (98.0) Top-1")
+    assert leaders_of(experiment, entries, "paper") == ("F", "60.0 (90.0) Top-1")
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
