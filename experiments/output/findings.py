@@ -49,7 +49,7 @@ def leads_in(experiment: Experiment, entries: Iterable[Entry], source: str = "ou
 def leaders_of(experiment: Experiment, entries: Collection[Entry], source: str = "ours") -> tuple[str, str]:
     """Name the methods that are best, or level with the best, in most columns, and their first one's mean.
 
-    The mean is followed by the original's in brackets, and the metric. Both are empty without two methods to compare.
+    The mean is followed by the original's in brackets. Both are empty without two methods to compare.
     """
     counts, means, num_columns, untested = leads_in(experiment, entries, source)
     if len(counts) < 2:
@@ -63,8 +63,8 @@ def leaders_of(experiment: Experiment, entries: Collection[Entry], source: str =
     dense = [entry for entry in entries if is_dense(experiment.rows.get(entry.row, []))]
     values = numbers_of(dense, experiment.ranked_by, source)
     of_dense = f" ({number(mean(values), experiment.ranked_by)})" if values else ""
-    title = experiment.metrics[experiment.ranked_by] + ", less is better" * (best_of(experiment.ranked_by) == "min")
-    return text + f" ({remarks})" * bool(remarks), f"{number(means.iloc[0], experiment.ranked_by)}{of_dense} {title}"
+    less = ", less is better" * (best_of(experiment.ranked_by) == "min")
+    return text + f" ({remarks})" * bool(remarks), f"{number(means.iloc[0], experiment.ranked_by)}{of_dense}{less}"
 
 
 def finding_of(experiment: Experiment, entries: Iterable[Entry]) -> str:

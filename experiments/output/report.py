@@ -31,9 +31,8 @@ HEADINGS = "Your own", "Tables of the paper", "Further tables", "Figures", "Abla
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of the paper
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 LEADERS = (
-    "Lists of tables name the methods that are best, or within two standard errors of the best, in every column; if "
-    "none is, those that are in most columns. Means are over columns. Without outcomes of single samples, leads are "
-    "not tested."
+    "Lists of tables name the methods that are best, or within two standard errors of the best, in every column, or "
+    "else in most. Means are over columns. Without outcomes of single samples, leads are not tested."
 )
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "

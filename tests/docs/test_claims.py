@@ -77,7 +77,7 @@ README: dict[str, Callable[[], bool]] = {
     "The default's outputs are at most half as far from the original's as ToMe's, by KL divergence.": lambda: all(
         distance(BOTH, each) / distance(TOME, each) <= 0.5 for each in HALF
     ),
-    "In top-1, it leads ToMe by about two standard errors, and with fewer FLOPs by far.": lambda: (
+    "In top-1, it leads ToMe by about two standard errors there, and with fewer FLOPs by far.": lambda: (
         [round(errors_ahead(TOME, each)) for each in HALF] == [2, 2] and min(points(BOTH, TOME, 40, 30)) > 10
     ),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
@@ -102,18 +102,14 @@ RESULTS: dict[str, Callable[[], bool]] = {
         top1("classification_50", "Baseline", network) - top1("classification_50", "FACTS + CoRS", network) < 2
         for network in BASES
     ),
-    "At 40 %, on the small DeiT-B and Swin-B, FACTS leads SVD-LLM by more than a point": lambda: all(
-        lead("classification_40", "FACTS", "SVD-LLM", [network]) > 1 for network in BASES[:2]
+    "so leads are small; at 40 %, they are larger.": lambda: all(
+        lead("classification_40", row, other) > lead("classification_50", row, other)
+        for row, other in (("FACTS", "SVD-LLM"), ("FACTS + CoRS", "FACTS"))
     ),
-    "CoRS leads uniform ranks by more than two standard errors": lambda: all(
-        at("classification_40", "FACTS", network, "top1", of="behind") > 2
-        and at("classification_40", "FACTS + CoRS", network, "top1", of="behind") == 0
-        for network in BASES[:2]
-    ),
-    "without finetuning, FACTS with CoRS is level with it.": lambda: (
+    "without finetuning, they are level.": lambda: (
         at("structured_pruning", "FACTS + CoRS", "DeiT-B", "top1", of="behind") < 2
     ),
-    "on photos, Shampoo², which keeps the cross-token terms, has a higher top-1 than FACTS, but three draws": lambda: (
+    "On photos, Shampoo², which keeps the cross-token terms, has a higher top-1 than FACTS, but three draws": lambda: (
         fisher("Shampoo²", "top1") > fisher("FACTS", "top1") and fisher("FACTS", "top1", of="behind") < 2
     ),
     "The small networks gain next to no speed": lambda: all(
@@ -127,14 +123,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         > top1("structured_pruning", "FACTS + CoRS, finetuned 1 epoch", "DeiT-B")
         < top1("structured_pruning", "FACTS + CoRS", "DeiT-B")
     ),
-    "Down to 60 % of the FLOPs, the default is level with ToMe on the DeiT-Tiny": lambda: all(
-        abs(errors_ahead(TOME, f"DeiT-Tiny, {ratio} %")) < 2 for ratio in (80, 70, 60)
-    ),
-    "by about two standard errors or less at 80 and 70 %, and by more than three at 60 %.": lambda: (
-        max(errors_ahead(TOME, f"ViT-Tiny, {ratio} %") for ratio in (80, 70)) < 2.25
-        and errors_ahead(TOME, "ViT-Tiny, 60 %") > 3
-    ),
-    "with more than 64 photos and as many others for the search, top-1 does not change measurably": lambda: all(
+    "With more than 64 photos and as many others for the search, top-1 does not change measurably": lambda: all(
         abs(on_all_photos(number, network, SIZES) - on_all_photos("64", network, SIZES))
         < 2 * error_of(number, "64", network, name=SIZES)
         for number in ("125", "250", "500", "1,000")
@@ -151,19 +140,20 @@ RESULTS: dict[str, Callable[[], bool]] = {
         at("photos/beyond", "FACTS + CoRS-Fisher, units", "DeiT-Tiny, 50 %", "top1")
         > top1("photos/tokens", UNITS, HALF[0])
     ),
-    "At half, it is ahead by about two on both.": lambda: all(round(errors_ahead(TOME, each)) == 2 for each in HALF),
+    "Down to half of the FLOPs, the default is level with ToMe, or up to three points ahead": lambda: (
+        min(errors_ahead(TOME, each) for each in columns(80, 70, 60, 50)) > -2
+        and round(max(points(BOTH, TOME, 80, 70, 60, 50))) == 3
+    ),
     "On the test half alone, no lead down to half of the FLOPs exceeds two standard errors.": lambda: all(
         abs(errors_ahead(TOME, each, ["top1"])) < 2 for each in columns(80, 70, 60, 50)
     ),
-    "Below half, the default is far ahead; ToMe merges equally in each block, without a search": lambda: (
-        min(points(BOTH, TOME, 40, 30)) > 10
-    ),
+    "below, it is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
     "Tokens alone are level with the default in top-1 down to half": tokens_alone_are_level,
     "and keep more than units alone at every ratio": lambda: min(points(TOKENS, UNITS, 80, 70, 60, 50, 40, 30)) > 0,
     "low-rank layers retain the least accuracy": lambda: all(
         top1("photos/units", UNITS, each) > top1("photos/units", LAYERS, each) for each in columns(80, 70, 60, 50)
     ),
-    "at half of the FLOPs, that is more on the tuning half than on the test half": lambda: all(
+    "At half of the FLOPs, the default loses more on the tuning half than on the test half": lambda: all(
         tuning > test
         for tuning, test in zip(*(points(DENSE, BOTH, 50, halves=[half]) for half in ("chosen", "top1")), strict=True)
     ),
@@ -197,19 +187,14 @@ RESULTS: dict[str, Callable[[], bool]] = {
         lead("photos/beyond", "FACTS + CoRS-Fisher, pivoted", "FACTS + CoRS-Fisher", [column]) > 0
         for column in columns(80, 70, 60, 50)
     ),
-    "the closest estimator, Shampoo², has the highest top-1. FACTS, the second closest, is three points": lambda: (
+    "the closest estimator, Shampoo², has the highest top-1; FACTS, the second closest, is three points": lambda: (
         all(
             fisher("Shampoo²", metric) > fisher("FACTS", metric) > max(fisher(row, metric) for row in OTHERS)
             for metric in ("cosine", "top1")
         )
         and round(fisher("Shampoo²", "top1") - fisher("FACTS", "top1")) == 3
     ),
-    "behind, about one standard error.": lambda: round(fisher("FACTS", "top1", of="behind")) == 1,
-    "KFAC-expand is level with FACTS, though less close than KFAC-reduce, which is far behind": lambda: (
-        abs(fisher("KFAC-expand", "top1") - fisher("FACTS", "top1")) < 2
-        and fisher("KFAC-expand", "cosine") < fisher("KFAC-reduce", "cosine")
-        and fisher("KFAC-reduce", "top1") < fisher("KFAC-expand", "top1") - 20
-    ),
+    "three points behind, about one standard error": lambda: round(fisher("FACTS", "top1", of="behind")) == 1,
     "The cross-token terms, which FACTS drops, are five times what it keeps": lambda: (
         round(at("photos/cross_moments", "FACTS", "cross_operator")) == 5
     ),
@@ -241,27 +226,14 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "at 40 %, units lead on DeiT-B and Swin-B": lambda: all(
         lead("units", UNITS, LAYERS, [f"{network}, 40 %"]) > 0.5 for network in BASES[:2]
     ),
-    "SVD-LLM, which needs no gradients, is level with the best in every column.": lambda: all(
-        at("units", "Units: SVD-LLM + CoRS-Fisher", f"{network}, {ratio} %", "top1", of="behind") <= 2
-        for network in BASES[:3]
-        for ratio in (70, 50, 40)
-    ),
     "Recovered, the small DeiT-B with units loses half a point at 40 %, and without recovery nearly one.": lambda: (
         round(2 * lead("beyond", "Dense", "FACTS + CoRS-Fisher, units, recovered", ["DeiT-B, 40 %"])) == 1
         and 0.8 < lead("beyond", "Dense", "FACTS + CoRS-Fisher, units", ["DeiT-B, 40 %"]) < 1
-    ),
-    "images have only 16, and down to 40 % merging them adds less than a point": lambda: all(
-        lead("tokens", BOTH, UNITS, [f"DeiT-B, {ratio} %"]) < 1 for ratio in (80, 70, 60, 50, 40)
     ),
     "No lead here exceeds two standard errors": lambda: all(
         abs(value) <= 2 * error
         for name, metric in (("detection", "box_map"), ("segmentation", "miou"), ("llm", "perplexity"))
         for value, error in [lead_over(name, "FACTS", ["SVD-LLM"], metric=metric)]
-    ),
-    "With uniform ranks, FACTS, Shampoo² and SVD-LLM are level in perplexity.": lambda: all(
-        abs(value) <= 2 * error
-        for row in ("Shampoo²", "SVD-LLM")
-        for value, error in [lead_over("llm", "FACTS", [row], metric="perplexity")]
     ),
     "Finetuned FACTS exceeds the dense detector and segmenter": lambda: (
         lead("detection", "FACTS, finetuned 1 epoch", "Baseline", metric="box_map")
@@ -303,7 +275,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         2 < at("benchmarks/nvidia_h200/data_pass", "data pass of FACTS, units", of="ratio of time") < 2.5
     ),
     "it takes up to five times as long on CPUs": lambda: max(data_passes("data pass of all ten estimators")) < 5,
-    "At half of the FLOPs, the default keeps over nine tenths of them.": lambda: all(
+    "At half of the FLOPs, the default keeps over nine tenths of the parameters.": lambda: all(
         0.9 < kept(BOTH, each) < 1 for each in HALF
     ),
 }

@@ -67,7 +67,7 @@ def test_methods_that_read_the_same_are_named_together_and_columns_counted_where
         for column, value in zip(experiment.columns, own, strict=True)
     ]
     entries = entries_of(experiment, cells, comparable=False)
-    expected = "bound: A (2 of 3 columns, lead not tested)", "21.6 Perplexity, less is better"
+    expected = "bound: A (2 of 3 columns, lead not tested)", "21.6, less is better"
     assert leaders_of(experiment, entries) == expected
     assert (
         finding_of(experiment, entries) == "Bound: A has the best value in 2 of 3 columns, but its lead is not tested"
@@ -106,10 +106,10 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert finding_of(setting, entries) == "Bound: B is best, level with A"
     unknown = [replace(entry, standard_error=None, behind=None) for entry in entries]
     assert finding_of(experiment, unknown) == "B has the best value, but its lead is not tested"
-    assert leaders_of(experiment, entries) == ("B; A", "62.2 (98.0) Top-1")
-    assert leaders_of(experiment, level) == ("all 2, level", "62.2 Top-1")
-    assert leaders_of(experiment, unknown) == ("B (lead not tested)", "62.2 (98.0) Top-1")
-    assert leaders_of(experiment, entries, "paper") == ("F", "60.0 (90.0) Top-1")
+    assert leaders_of(experiment, entries) == ("B; A", "62.2 (98.0)")
+    assert leaders_of(experiment, level) == ("all 2, level", "62.2")
+    assert leaders_of(experiment, unknown) == ("B (lead not tested)", "62.2 (98.0)")
+    assert leaders_of(experiment, entries, "paper") == ("F", "60.0 (90.0)")
     table = pd.read_csv(tmp_path / "demo.csv")
     behind = table[table.metric == "top1"].set_index("row").behind
     assert pd.isna(behind["Baseline"]) and behind["B"] == 0
