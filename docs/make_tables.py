@@ -13,7 +13,6 @@ from measurements import (
     BASES,
     BOTH,
     DENSE,
-    EARLIER,
     ROOT,
     TINY,
     TOKENS,
@@ -119,10 +118,9 @@ def numbers_of_photos() -> Rows:
 
 def recovered() -> Rows:
     yield "DeiT-Tiny at 50 %", "before", "recovered"
-    for title in ("pivoted", "units"):
-        row = f"FACTS + CoRS-Fisher, {title}"
-        values = (at("photos/beyond", each, "DeiT-Tiny, 50 %", "top1") for each in (row, f"{row}, recovered"))
-        yield f"layers, {title}" if title == "pivoted" else title, *(f"{value:.1f}" for value in values)
+    for title in ("layers, pivoted", "units"):
+        row = "photos/earlier/units_recovered", f"{title}, recovered", "0.5"
+        yield title, *(f"{at(*row, of=of):.1f}" for of in ("before", "judged"))
 
 
 def baselines() -> Rows:
@@ -224,10 +222,11 @@ def _claim(
         digits = 2 if abs(value) < 1 else 1
         return f"{value:+.{digits}f}" + ("" if isnan(error) else f" ± {error:.{digits}f}")
 
-    measured = [each for each in (small, photos) if each]
-    verdicts = dict.fromkeys(verdict(*each) for each in measured)
+    first = verdict(*small)
+    others = {place: verdict(*each) for place, each in {"at 40 %": at_40, "photos": photos}.items() if each}
+    verdicts = [first, *(f"{place}: {each}" for place, each in others.items() if each != first)]
     leads = (written(*each) if each else "" for each in (small, at_40, photos))
-    return title, f"{paper[0]:+.1f}", *leads, "; photos: ".join(verdicts)
+    return title, f"{paper[0]:+.1f}", *leads, "; ".join(verdicts)
 
 
 def digits() -> Rows:
@@ -302,11 +301,11 @@ def paper_map() -> Rows:
 
 
 def _link(path: str) -> str:
-    name, ending = path.rpartition("/")[2], "md" if "/tables/" in path else "png"
+    ending = "md" if "/tables/" in path else "png"
     try:
         read(f"{path}.csv")
     except FileNotFoundError:
-        return "[earlier](../results/photos/earlier/README.md)" if "/photos/" in path and name in EARLIER else "no"
+        return "no"
     return f"[yes](../{path}.{ending})"
 
 

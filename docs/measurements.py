@@ -2,8 +2,8 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from functools import cache, partial
+from collections.abc import Collection, Iterable
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,7 @@ def read(path: str) -> pd.DataFrame:
 def table(name: str) -> pd.DataFrame:
     """Read a CSV of `results/`: `pivoted` is `mini/tables/pivoted`, `photos/units` is `photos/tables/units`."""
     profile, _, file = name.rpartition("/")
-    if "/" in profile:
-        return read(f"results/{name}.csv")
-    try:
-        return read(f"results/{profile or 'mini'}/tables/{file}.csv")
-    except FileNotFoundError:
-        if profile != "photos" or file not in EARLIER:
-            raise
-        return EARLIER[file]()
+    return read(f"results/{name}.csv" if "/" in profile else f"results/{profile or 'mini'}/tables/{file}.csv")
 
 
 def at(name: str, *words: str, of: str = "ours") -> float:
@@ -138,32 +131,3 @@ def lead_over_closest(profile: str, of: str) -> Lead:
         leads.append(lead_over(name, "FACTS", [closest], [column], of=of))
     values, errors = zip(*leads, strict=True)
     return float(np.mean(values)), float(np.linalg.norm(errors) / len(errors))
-
-
-# Tables on photos from before the profile `photos`, as it would write them; gone when it has made them again.
-
-
-def _earlier_beyond() -> pd.DataFrame:
-    names = {"deit_tiny": "DeiT-Tiny", "vit_tiny": "ViT-Tiny"}
-    recovered, steps = read("results/photos/earlier/units_recovered.csv"), read("results/photos/earlier/beyond.csv")
-    recovered["row"] = "FACTS + CoRS-Fisher, " + recovered.method.str.removeprefix("layers, ")
-    before = recovered.assign(row=recovered.row.str.removesuffix(", recovered"), ours=recovered.before)
-    steps = steps.assign(row=steps.method.replace("dense", "Dense"), ours=steps.top1)
-    lines = pd.concat([recovered.assign(ours=recovered.judged), before, steps])
-    percent = (100 * lines.ratio).round().astype(int).astype(str)
-    lines["column"] = lines.network.map(names) + ", " + percent + " %"
-    return lines.drop_duplicates(["row", "column"]).assign(metric="top1")
-
-
-def _earlier_int8(file: str) -> pd.DataFrame:
-    lines = read(f"results/photos/earlier/{file}.csv").query("network == 'deit_tiny'").rename(columns={"format": "row"})
-    widths = lines.ratio.map(lambda ratio: ", dense" if ratio == 1 else f", units at {100 * ratio:.0f} %")
-    return lines.assign(column="DeiT-Tiny" + widths, metric="speedup", ours=lines["speed-up"])
-
-
-EARLIER: dict[str, Callable[[], pd.DataFrame]] = {
-    "baselines": lambda: read("results/photos/earlier/baselines.csv"),
-    "beyond": _earlier_beyond,
-    "int8_with_vnni": partial(_earlier_int8, "int8"),
-    "int8_without_vnni": partial(_earlier_int8, "int8_without_vnni"),
-}

@@ -151,7 +151,8 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     reference = f"the default, {experiment.default}" if experiment.default else next(iter(experiment.rows))
     places, scale, linestyle = axis_places([*experiment.rows])
     axes.set(xlabel=experiment.axis_title, xscale=scale)
-    axes.set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from {reference}")
+    of_axis = "the default" if experiment.default else reference  # the message has its value
+    axes.set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from {of_axis}")
     axes.minorticks_off()
     axes.axhline(0, color=BLACK, linewidth=0.5)
     ends = {}
@@ -262,11 +263,11 @@ def _message_on(best_two: list[pd.DataFrame], reference: str) -> str:
         return text + f"; at {last}, up to {_loss(own[own.share == last])}" * (len(level) < len(shares))
     spans = []
     for each in best_two:
-        least = each[each.column.str.rpartition(", ")[2] == last].difference
-        span = " to ".join(dict.fromkeys(f"{round(end, 1) + 0:+.1f}" for end in (least.max(), least.min())))
-        spans.append(f"{span.replace('-', MINUS)} with {_in_a_sentence(each)}")
+        lost = -each[each.column.str.rpartition(", ")[2] == last].difference
+        losses = " to ".join(dict.fromkeys(f"{round(end, 1) + 0:.1f}" for end in (lost.min(), lost.max())))
+        spans.append(f"{losses.replace('-', MINUS)} with {_in_a_sentence(each)}")
     where = f"At {last}{of_flops}, points " * (len(shares) > 1) or "Points "
-    return where + f"from {reference}: {'; '.join(spans)}"
+    return where + f"below {reference}: {'; '.join(spans)}"
 
 
 def _loss(own: pd.DataFrame) -> str:

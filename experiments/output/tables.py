@@ -34,7 +34,7 @@ MARKS = (
 )
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
-    "means, with standard deviations {}."
+    "means, with standard deviations {}. A mark can then mean that draws vary too much to tell."
 )
 LATEX = re.compile("[&%$#_{}]")  # what a caption has to escape
 BOLD = r"\*\*(.+?)\*\*"

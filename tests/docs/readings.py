@@ -20,7 +20,7 @@ RANKS = (60, 50, 40)
 PLAIN, OTHERS = ("PELA", "FW-SVD", "ASVD"), ("FW-SVD", "GFWSVD", "KFAC-reduce", "KFAC-expand")
 HALF = [f"{network}, 50 %" for network in TINY]
 FAST = ("float32 (TF32)", "bfloat16", "float16")
-SIZES = "photos/calibration_size"
+SIZES, TOGETHER = "photos/calibration_size", "FACTS + CoRS-Fisher, units and tokens"
 BOTH_AT_HALF = "ViT-Tiny, units and tokens at 50 %"
 LAYERS, PLACE = "Layers, pivoted: FACTS + CoRS-Fisher", "units and tokens at 50 %"
 IN_FLOAT32 = [f"{runtime}, float32" for runtime in ("PyTorch", "PyTorch compiled", "ONNX Runtime", "OpenVINO")]
@@ -94,9 +94,11 @@ def spent(stage: str, column: str) -> float:
     return measurements.record_of(BOTH, column)["seconds"][stage]
 
 
-def recovered_by(form: str, ratio: int) -> float:
-    row = f"FACTS + CoRS-Fisher, {form}"
-    return lead("photos/beyond", f"{row}, recovered", row, [f"DeiT-Tiny, {ratio} %"])
+def recovered_by(what: str) -> float:
+    before, after = (
+        at("photos/earlier/units_recovered", f"{what}, recovered", "0.5", of=of) for of in ("before", "judged")
+    )
+    return after - before
 
 
 def gain_in_int8(row: str, network: str, which: str = PLACE) -> float:

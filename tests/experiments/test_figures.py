@@ -152,7 +152,7 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
         ),
         (
             (100, 168, 90),
-            "At 30 % of the FLOPs, points from Dense: −40.0 with Units (FACTS); −45.0 with Layers (FACTS)",
+            "At 30 % of the FLOPs, points below Dense: 40.0 with Units (FACTS); 45.0 with Layers (FACTS)",
         ),
     ],
 )
