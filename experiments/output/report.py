@@ -134,7 +134,10 @@ def picture(path: Path) -> str:
 
 def message_of(result: Result) -> str:
     """Read what a figure shows from the title that its PNG carries; empty without a figure."""
-    return Image.open(result.figure).info.get("Title", "") if result.figure else ""
+    if result.figure is None:
+        return ""
+    with Image.open(result.figure) as image:
+        return image.info.get("Title", "")
 
 
 def code(text: str) -> Markup:
