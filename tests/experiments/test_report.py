@@ -9,6 +9,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from rich.console import Console
 
 from experiments.output.report import provenance, read_result, write_report
@@ -73,6 +75,19 @@ def test_a_users_own_table_comes_first(tmp_path):
     write_results(tmp_path)
     text = written(tmp_path, own="demo_ablation").text
     assert text.index("Your own") < text.index("Tables of the paper") and "Your own" not in written(tmp_path).text
+
+
+def test_it_begins_with_what_figures_show(tmp_path):
+    """As their files say; ablations are left out."""
+    write_results(tmp_path)
+    for name in ("demo_maps", "demo_ablation"):
+        title = PngInfo()
+        title.add_text("Title", f"What {name} shows")
+        Image.new("RGB", (1, 1)).save(tmp_path / f"figures/{name}.png", pnginfo=title)
+    page = written(tmp_path)
+    summary = page.path.with_suffix(".md").read_text().partition("## ")[0]
+    assert "- [demo maps](figures/demo_maps.png): What demo_maps shows.\n" in summary
+    assert "What demo_maps shows." in page.text and "What demo_ablation shows" not in summary + page.text
 
 
 def test_tables_show_ours_the_papers_and_the_best(page):
