@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[1]
 SOURCES = (
     *("*.md", "CITATION.cff", "docs/*.md", "docs/*.svg", "docs/*.css", "docs/*.js", "tests/README.md", "examples/*.*"),
     *("results/*/*.md", "results/*/*/*.md", "results/*/*.png", "results/*/figures/*.png", "results/*/report.html"),
-    "results/*/earlier/*.csv",
 )
 FRAME = '<iframe src="report.html" title="Report"></iframe>'
 

@@ -118,9 +118,10 @@ def numbers_of_photos() -> Rows:
 
 def recovered() -> Rows:
     yield "DeiT-Tiny at 50 %", "before", "recovered"
-    for title in ("layers, pivoted", "units"):
-        row = "photos/earlier/units_recovered", f"{title}, recovered", "0.5"
-        yield title, *(f"{at(*row, of=of):.1f}" for of in ("before", "judged"))
+    for title in ("pivoted", "units", "units and tokens"):
+        row = f"FACTS + CoRS-Fisher, {title}"
+        values = (at("photos/beyond", each, "DeiT-Tiny, 50 %", "top1") for each in (row, f"{row}, recovered"))
+        yield f"layers, {title}" if title == "pivoted" else title, *(f"{value:.1f}" for value in values)
 
 
 def baselines() -> Rows:

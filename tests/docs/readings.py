@@ -95,10 +95,8 @@ def spent(stage: str, column: str) -> float:
 
 
 def recovered_by(what: str) -> float:
-    before, after = (
-        at("photos/earlier/units_recovered", f"{what}, recovered", "0.5", of=of) for of in ("before", "judged")
-    )
-    return after - before
+    row = f"FACTS + CoRS-Fisher, {what}"
+    return lead("photos/beyond", f"{row}, recovered", row, ["DeiT-Tiny, 50 %"])
 
 
 def gain_in_int8(row: str, network: str, which: str = PLACE) -> float:
