@@ -348,7 +348,8 @@ def draw_ranking(experiment: Experiment, methods: pd.DataFrame) -> tuple[Figure,
         right.annotate(f" {method.method} ", (60 * method.minutes, method.accuracy), fontsize=6, ha=ha, va=va)
     level, best = methods[methods.level].sort_values("minutes").method, methods.method[0]
     text = f"By the mean, {len(level)} of {len(methods)} methods are level with the best, {best}"
-    return figure, text + f"; the quickest of them is {level.iloc[0]}" * (len(level) > 1)
+    quickest = "it is also the quickest" if level.iloc[0] == best else f"the quickest of them is {level.iloc[0]}"
+    return figure, text + f"; {quickest}" * (len(level) > 1)
 
 
 def throughput_values(experiment: Experiment, records: Records) -> pd.DataFrame:

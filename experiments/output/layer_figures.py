@@ -85,7 +85,7 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     points, couplings = values.dropna(subset="cosine"), values[values.cosine.isna()]
     _draw_maps([first], experiment, couplings)
     _draw_tokens(second, couplings)
-    second.set_ylabel("squared distance correlation")
+    second.set_ylabel("distance correlation²")
     _draw_similarity(third, points)
     if points.empty:
         return figure, ""

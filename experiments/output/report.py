@@ -34,6 +34,7 @@ LEADERS = (
     "Lists of tables name the methods that are best, or within two standard errors of the best, in every column, or "
     "else in most. Means are over columns. Without outcomes of single samples, leads are not tested."
 )
+STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
     f"stand in for. {UNLIKE}",
@@ -84,6 +85,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
     content = {
         "profile": folder.name,
+        "stand_ins": STAND_INS.get(folder.name, ""),
         "about": ABOUT.get(folder.name, "" if compared else UNLIKE),
         "folded": FOLDED if HEADINGS[1] in parts(results) else (),
         "results": results,

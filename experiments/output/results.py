@@ -21,7 +21,7 @@ from experiments.grid import every_experiment, verified
 from experiments.output import figures, layer_figures
 from experiments.output.entries import Entry, entries_of, places_of
 from experiments.output.figures import STYLE, Drawing, panels, placeholder
-from experiments.output.report import read_result, write_report
+from experiments.output.report import STAND_INS, read_result, write_report
 from experiments.output.tables import SCREEN, screen_tables, write_tables
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_records
@@ -41,7 +41,6 @@ DRAWINGS = {
     "token_couplings": Drawing(layer_figures.coupling_values, layer_figures.draw_couplings),
 }
 UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}}  # the same file for the same values
-STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
 CHARACTERS_PER_INCH = 12, 18  # of a title and a caption
 
 

@@ -243,7 +243,7 @@ def task_of(
     if isinstance(task, ImageFolder):
         count = len(task.chosen_indices()["calibration"])
         others = "" if task.whole else f"; {len(task.validation_images):,} others to evaluate on"
-        few = "; a few hundred give a better network" if count < ENOUGH_IMAGES else ""
+        few = "; a few hundred may give a better network" if count < ENOUGH_IMAGES else ""
         log.info("%s images to calibrate on, of which some are held out%s%s", f"{count:,}", others, few)
         if len({*task.training_images.labels.tolist()}) == 1 and task.labels(model) and not is_encoder(model):
             log.warning("all images are of one class: the others may be lost, so give images of every class")

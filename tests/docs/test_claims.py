@@ -82,8 +82,9 @@ README: dict[str, Callable[[], bool]] = {
         [round(errors_ahead(TOME, each)) for each in HALF] == [2, 2] and min(points(BOTH, TOME, 40, 30)) > 10
     ),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
-    "Large networks get faster on CPUs in float32": lambda: all(
-        on_cpu(row, plan) < 1 / 1.5 for row, plan in product(IN_FLOAT32, ("layers", "units", "units and tokens"))
+    "Large networks get faster on CPUs;": lambda: all(
+        on_cpu(row, plan) < 0.8
+        for row, plan in product(table("benchmarks/amd_epyc/runtimes").row, ("layers", "units", "units and tokens"))
     ),
     "Tokens alone match its top-1 down to there": tokens_alone_are_level,
     "below, narrower units help, too.": lambda: min(points(BOTH, TOKENS, 40, 30)) > 0,
@@ -107,7 +108,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         lead("classification_40", row, other) > lead("classification_50", row, other)
         for row, other in (("FACTS", "SVD-LLM"), ("FACTS + CoRS", "FACTS"))
     ),
-    "without finetuning, FACTS with CoRS is level with it.": lambda: (
+    "not finetuned, is level with the finetuned DISP-LLM.": lambda: (
         at("structured_pruning", "FACTS + CoRS", "DeiT-B", "top1", of="behind") < 2
     ),
     "The small networks gain next to no speed": lambda: all(
@@ -121,7 +122,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         > top1("structured_pruning", "FACTS + CoRS, finetuned 1 epoch", "DeiT-B")
         < top1("structured_pruning", "FACTS + CoRS", "DeiT-B")
     ),
-    "Top-1 on the 650 with more photos is level with that of 64": lambda: all(
+    "More than 64 photos do not change top-1 measurably on the 650": lambda: all(
         abs(on_all_photos(number, network, SIZES) - on_all_photos("64", network, SIZES))
         < 2 * error_of(number, "64", network, name=SIZES)
         for number in ("125", "250", "500", "1,000")
@@ -170,7 +171,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         )
         <= 2
     ),
-    "CoRS-Fisher, with sixteen photos for its search, is thirteen points behind CoRS.": lambda: (
+    "With only sixteen photos for the search, CoRS-Fisher is thirteen points behind CoRS.": lambda: (
         round(lead("photos/baselines", "FACTS + CoRS", "FACTS + CoRS-Fisher")) == 13
     ),
     "a fraction of a point ahead on both halves, and quicker.": lambda: (
