@@ -219,6 +219,6 @@ def draw_interpolation(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
         apart.append(abs(np.interp(windows.ratio, cubic.ratio, cubic.error) / windows.error - 1).max())
     every[0].set_ylabel("KL divergence [nat]")
     every[0].set_yscale("log" if (values.error > 0).all() else "linear")
-    every[-1].legend(loc="lower left", fontsize=7)
+    every[-1].legend(loc="upper right", fontsize=6)
     text = "Between measurements, CoRS's interpolation and one cubic through all points differ by up to"
     return figure, f"{text} {100 * max(apart):.0f} %"
