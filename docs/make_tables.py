@@ -39,7 +39,8 @@ OF_RESULTS = {"README.md": r"\n## Results\n(.*?)\n## ", "results.md": "(.*)"}
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 NO_PROSE = re.compile(rf"{TABLE.pattern}|```.*?```|`[^`]*`|\]\(.*?\)", re.DOTALL)
 
-ON_GPU = "", ", ranks in steps of 16", ", units, heads of two widths"
+FORMATS = "float32", "int8, OpenVINO", "int8, ONNX Runtime"
+PLANS_ON_GPU = "", ", ranks in steps of 16", ", units, heads of two widths"
 
 Rows = Iterable[tuple[str, ...]]
 
@@ -135,10 +136,9 @@ def baselines() -> Rows:
 
 def int8() -> Rows:
     yield "top-1", "float32", "OpenVINO int8", "agreement", "ONNX Runtime int8", "agreement", "MB", "in OpenVINO int8"
-    rows = "float32", "int8, OpenVINO", "int8, ONNX Runtime"
     for column in dict.fromkeys(table("photos/int8").column):
         top1, agreement, size = (
-            [at("photos/int8", row, column, metric) for row in rows]
+            [at("photos/int8", row, column, metric) for row in FORMATS]
             for metric in ("exported_top1", "agreement", "megabytes")
         )
         values = top1[0], top1[1], agreement[1], top1[2], agreement[2]
@@ -147,9 +147,8 @@ def int8() -> Rows:
 
 def int8_speed() -> Rows:
     yield "speed-up", "OpenVINO float32", "OpenVINO int8", "ONNX Runtime int8"
-    rows = "float32", "int8, OpenVINO", "int8, ONNX Runtime"
     for column in dict.fromkeys(table("photos/int8").column):
-        yield column, *(f"{at('photos/int8', row, column, 'speedup'):.2f}" for row in rows)
+        yield column, *(f"{at('photos/int8', row, column, 'speedup'):.2f}" for row in FORMATS)
 
 
 # Small networks, next to the paper.
@@ -264,7 +263,7 @@ def speed() -> Rows:
     for title, name in {"TF32": "float32", "bfloat16": "bfloat16", "float16": "float16"}.items():
         runtime = "PyTorch, float32 (TF32)" if title == "TF32" else f"PyTorch, {name}"
         remaining = at("benchmarks/nvidia_h200/units_and_tokens", runtime, "0.501", of="remaining time")
-        speeds = [at(on_gpu, f"PyTorch, {name}", f"50% of the FLOPs{kind}", of="speed-up") for kind in ON_GPU]
+        speeds = [at(on_gpu, f"PyTorch, {name}", f"50% of the FLOPs{kind}", of="speed-up") for kind in PLANS_ON_GPU]
         yield f"GPU, {title}", *(f"{each:.2f}" for each in (*speeds, 1 / remaining))
 
 

@@ -116,7 +116,7 @@ def lead_over(
     for column in columns:
         try:
             errors.append(error_of(row, best[column], column, [metric], name))
-        except (FileNotFoundError, KeyError):  # no outcomes: as if on different photos
+        except KeyError:  # no outcomes: as if on different photos
             lines = table(name).query("column == @column and metric == @metric and row in (@row, @best[@column])")
             errors.append(np.linalg.norm(lines.get("standard_error", np.nan)) if len(lines) == 2 else np.nan)
     gaps = [values.loc[row, column] - values.loc[best[column], column] for column in columns]

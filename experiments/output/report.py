@@ -47,7 +47,8 @@ ABOUT = {  # a folder, by its profile
 class Result:
     """One experiment. `entries` are by row, column and metric; existing `records` by row and column, of the first draw.
 
-    `draws` holds these and the records of all other draws. `outdated` says which rows are of earlier code.
+    `draws` holds these and the records of all other draws. `message` is what the figure says that it shows, `outdated`
+    which rows are of earlier code.
     """
 
     experiment: Experiment
@@ -55,6 +56,7 @@ class Result:
     records: dict[tuple[str, str], Record]
     draws: list[Record]
     figure: Path | None
+    message: str
     outdated: str
 
     @property
@@ -76,7 +78,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (gaps_of, leaders_of, message_of, notes_on, panels_of, parts, picture, provenance):
+    for function in (gaps_of, leaders_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
     environment.globals |= {"LEADERS": LEADERS, "MARKS": MARKS}
     environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
@@ -134,11 +136,9 @@ def picture(path: Path) -> str:
     return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"
 
 
-def message_of(result: Result) -> str:
-    """Read what a figure shows from the title that its PNG carries; empty without a figure."""
-    if result.figure is None:
-        return ""
-    with Image.open(result.figure) as image:
+def message_of(path: Path) -> str:
+    """Read what a figure shows from the title that its PNG carries."""
+    with Image.open(path) as image:
         return image.info.get("Title", "")
 
 
@@ -172,7 +172,8 @@ def read_result(experiment: Experiment, folder: Path) -> Result:
     if which:
         experiment = copy.deepcopy(experiment)
         experiment.notes = [*experiment.notes, f"Measured before the code changed: {which}."]
-    return Result(experiment, entries, records, [*draws.values()], figure if figure.exists() else None, which)
+    shown, message = (figure, message_of(figure)) if figure.exists() else (None, "")
+    return Result(experiment, entries, records, [*draws.values()], shown, message, which)
 
 
 def gaps_of(results: Iterable[Result]) -> pd.DataFrame:

@@ -163,9 +163,8 @@ class Language(ClassLogits):
         accuracies = {}
         for name in names:
             share, others = found[name]["acc,none"], sizes.get(name, {"effective": 1})["effective"] - 1
-            error = (
-                math.sqrt(share * (1 - share) / others) if others else math.nan
-            )  # as of a group, whose size is unknown
+            # A group's size is unknown, and so is its error.
+            error = math.sqrt(share * (1 - share) / others) if others else math.nan
             accuracies[name] = 100 * share, 100 * error
         return accuracies
 

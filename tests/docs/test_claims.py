@@ -78,12 +78,12 @@ README: dict[str, Callable[[], bool]] = {
     "The default's outputs are at most half as far from the original's as ToMe's, by KL divergence.": lambda: all(
         distance(BOTH, each) / distance(TOME, each) <= 0.5 for each in HALF
     ),
-    "In top-1, it leads ToMe by about two standard errors there, and with fewer FLOPs by far.": lambda: (
+    "In top-1, it leads ToMe by about two standard errors there, and by far with fewer FLOPs.": lambda: (
         [round(errors_ahead(TOME, each)) for each in HALF] == [2, 2] and min(points(BOTH, TOME, 40, 30)) > 10
     ),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
     "Large networks get faster on CPUs;": lambda: all(
-        on_cpu(row, plan) < 0.8
+        on_cpu(row, plan) < (1 / 1.5 if row in IN_FLOAT32 else 0.75)
         for row, plan in product(table("benchmarks/amd_epyc/runtimes").row, ("layers", "units", "units and tokens"))
     ),
     "Tokens alone match its top-1 down to there": tokens_alone_are_level,

@@ -77,6 +77,12 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     more = values.assign(row=["0.7", "0.1"], difference=[0, 0.5])
     assert drawn(experiment, more)[1] == "bound: 0.1 gains 0.5 ± 0.2 points over 0.7 (Net)"
     assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 89.5]]
+    experiment.default = "none"
+    from_default = values_of(experiment, {(row, "Net"): record for row, record in records.items()})
+    assert from_default.difference.tolist() == pytest.approx([0.5, 0])
+    shown, message = drawn(experiment, from_default)
+    assert message == "bound: 0.7 gains 0.5 ± 0.2 points over the default, none (Net)"
+    assert shown.axes[0].get_ylabel() == "Top-1: points from the default"
     assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
     assert values.difference.tolist() == pytest.approx([0, -0.5])
     assert values.difference_error.tolist() == pytest.approx([0, 0.158], abs=0.001)  # ten images of 2,000, not 0.7

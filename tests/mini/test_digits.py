@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from experiments.mini import CHECKPOINTS
-from experiments.mini.coloured import ColouredDigits, split_indices
+from experiments.mini.coloured import ColouredDigits, FewColouredDigits, split_indices
 from experiments.mini.digits import NUM_CLASSES, Digits, draw_digits
 from experiments.mini.train import WITHIN, main, mini_recipe, mini_recipes, top1_on_test
 from facts.models import CausalLM, OpenMMLabModel
@@ -68,6 +68,9 @@ def test_coloured_digits_are_divided_without_overlap():
     assert all(torch.cdist(part, calibration).min() > 0 for part in others)
     first, second = (together(task.training(IN_COLOUR, epoch))[1] for epoch in (0, 1))
     assert first.bincount().equal(second.bincount()) and not first.equal(second)
+    few = FewColouredDigits(num_factors_per_class=2, num_held_out_per_class=1)  # as in conf/task/digits.yaml
+    assert len(together(few.evaluation(IN_COLOUR))[0]) == 64
+    assert [len(together(batches)[0]) for batches in few.analysis(IN_COLOUR)] == [20, 10]
 
 
 @pytest.mark.system
