@@ -87,13 +87,13 @@ class Experiment:
     With `metrics` it has a table; with `figure`, one of `DRAWINGS` in `experiments/output/results.py`, a figure. The
     overrides in `mini` apply only to that profile, after the columns'. `photos` holds the fields that differ in that
     profile: an experiment without it is not for that profile, one with all its columns there is only for it. An
-    ablation has a row for each of the `axis_values` of its `axis`, a field or a list of fields, and `default` is the
-    one from which its figure's differences are; `option` is its file if the command line names it. `seeds` is the
+    ablation has a row for each of the `axis_values` of its `axis`, a field or a list of fields; `option` is its file if
+    the command line names it. A figure is about the row `default`, or gives differences from it. `seeds` is the
     number of draws of the calibration sample, the search sample and sampled labels behind each value, unless the
     profile or the command line says otherwise. `properties` are attributes of the estimators, with their titles, that
     the table shows. `shown` are the metrics of tables to be read, by default the ranked one, or all if there is but one
-    row or column. `row_titles` are rows' names in the profile. `unranked` rows are no methods that may be the best.
-    `not_applicable` holds, by row and column, the reasons why cells are left out.
+    row or column. `row_titles` and `column_titles` are names in the profile. `unranked` rows are no methods that may be
+    the best. `not_applicable` holds, by row and column, the reasons why cells are left out.
     A collection with `tasks` has only the experiments of these tasks.
     """
 
@@ -113,6 +113,7 @@ class Experiment:
     ranked_by: str = ""
     shown: list[str] = field(default_factory=list)
     row_titles: dict[str, str] = field(default_factory=dict)
+    column_titles: dict[str, str] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     mini: list[str] = field(default_factory=list)
     photos: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 from zlib import crc32
@@ -118,6 +118,8 @@ def verified(experiment: Experiment, name: str) -> Experiment:
     except ValidationError as error:
         raise ValueError(faults_of(error, place)) from None
     if experiment.experiments:
+        own = plain(experiment.photos) if chosen_profile() == "photos" else {}
+        experiment.experiments = own.get("experiments", experiment.experiments)
         return experiment
     experiment = experiment if experiment.option else completed(experiment)
     shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
@@ -160,6 +162,7 @@ def completed(experiment: Experiment) -> Experiment:
     if experiment.axis:
         experiment.rows = rows_of(plain(experiment.axis), plain(experiment.axis_values))
     experiment.row_titles = {row: title_of(row, overrides) for row, overrides in experiment.rows.items()}
+    experiment.column_titles = column_titles_of(experiment.columns)
     return experiment
 
 
@@ -169,6 +172,13 @@ def title_of(row: str, overrides: list[str]) -> str:
     for field, value in settings.items() if chosen_profile() == "mini" else ():
         row = row.replace(value, settings.get(field.replace(".paper.", ".mini."), value))
     return row
+
+
+def column_titles_of(columns: Mapping[str, list[str]]) -> dict[str, str]:
+    """Name columns and networks of the profile `mini` as small ones, since they are called after large ones."""
+    own = [column for column, lines in columns.items() if any(line.startswith("model=") for line in lines)]
+    names = {name for column in own for name in (column, column.partition(", ")[0])}
+    return {name: f"small {name}" for name in names} if chosen_profile() == "mini" else {}
 
 
 def chosen_profile() -> str:

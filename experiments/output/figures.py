@@ -54,12 +54,13 @@ class Drawing(NamedTuple):
 CHARACTERS_OF_LABEL = 10  # per line
 CHARACTERS_OF_NAME = 26  # the same, of a method beside its curve
 CHARACTERS_OF_NOTE = 84  # the same, over all panels
-CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are rotated
+CHARACTERS_OF_AXIS = 70  # labels that need more than this at equal width are rotated
 MOST_LABELS = 12  # beside each other on an axis
 MOST_SERIES = 6
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 MOST_LOST = 8  # times the median loss, on an axis
-LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
+LEAST_CUT = 5  # percentage points: an axis reaches at least as far
+LEAST_SPAN = 2  # percentage points on an axis, so that noise looks like noise
 THIN: dict[str, Any] = {"elinewidth": 0.4, "capsize": 1.5, "capthick": 0.4}  # error bars of many curves
 BESIDE = 0.008  # of the axis between curves at one value, so that error bars do not hide each other
 LINE = 0.065  # of the axis between lines of labels beside curves
@@ -85,7 +86,7 @@ def placeholder(axes: Axes) -> None:
 
 def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """Join the plotted values into one table; empty if nothing was measured."""
-    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+    return pd.concat(parts).reindex(columns=columns) if parts else pd.DataFrame(columns=columns)
 
 
 def metrics_of(records: Records, *metrics: str) -> pd.DataFrame:
@@ -147,7 +148,7 @@ def ablation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
 
 def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
     """Plot differences from the default or the first row by column; lines join numbers."""
-    figure, (axes,) = panels(1, 2.8, width=WIDTH / 2)
+    figure, (axes,) = panels(1, 2.8, width=0.75 * WIDTH)
     reference = f"the default, {experiment.default}" if experiment.default else next(iter(experiment.rows))
     places, scale, linestyle = axis_places([*experiment.rows])
     axes.set(xlabel=experiment.axis_title, xscale=scale)
@@ -174,7 +175,8 @@ def draw_ablation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure,
     axes.margins(x=0.08)
     name_curves(axes, {column: end for column, end in ends.items() if end[0] == end[0]})
     known = values.difference_error.notna().any()
-    return figure, f"{experiment.axis_title}: {_gains_and_costs(values, reference)}" if known else ""
+    axis = experiment.axis_title
+    return figure, f"{axis[:1].upper()}{axis[1:]}: {_gains_and_costs(values, reference)}" if known else ""
 
 
 def _gains_and_costs(values: pd.DataFrame, reference: str) -> str:
@@ -182,14 +184,15 @@ def _gains_and_costs(values: pd.DataFrame, reference: str) -> str:
     apart = values[values.difference.abs() > ERRORS_APART * values.difference_error].sort_values("difference")
     if apart.empty:
         return f"no value is two standard errors from {reference}"
-    (least, most), points = (apart.iloc[place] for place in (0, -1)), "{:.1f} ± {:.1f} points"
-    gain, cost = (points.format(abs(each.difference), each.difference_error) for each in (most, least))
+    least, most = (apart.iloc[place] for place in (0, -1))
+    gain, cost = (f"{abs(each.difference):.1f} ± {each.difference_error:.1f} points" for each in (most, least))
     text = (
         f"{most.row} gains {gain} over {reference} ({most.column})"
         if most.difference > 0
         else f"no value gains over {reference}"
     )
-    return text + f"; {least.row} costs {cost} ({least.column})" * bool(least.difference < 0)
+    joined_by = ", but" if most.difference > 0 and least.row == most.row else f"; {least.row}"
+    return text + f"{joined_by} costs {cost} ({least.column})" * bool(least.difference < 0)
 
 
 def axis_places(rows: list[str]) -> tuple[np.ndarray, str, str]:
@@ -232,7 +235,7 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         shares = [column.partition(", ")[2] or column for column in columns]
         axes.set_xticks(range(len(columns)), shares)
         axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
-    every[0].set_ylabel(f"points from {reference}, ± standard error")
+    every[0].set_ylabel(f"Top-1: points from {reference.lower()}, ± standard error")
     shown, number = values[values.method.isin(drawn)], differences.count()
     left_out = [f"the {len(drawn)} best of {sum(number > 0)} methods"] * bool(sum(number > 0) > len(drawn))
     left_out += ["lower points are cut off"] * has_cut_where_methods_differ(every[0], shown.difference)
@@ -241,28 +244,31 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         text = fill(f"{', '.join(left_out)}: see the table", CHARACTERS_OF_NOTE // len(networks))
         every[0].text(0.01, 0.03, text, fontsize=6, ha="left", bbox=ground, transform=every[0].transAxes)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
-    ends = {method: (height, drawn[method]) for method, height in last.items()}
+    default = experiment.default
+    full, short = {default: f"{default} (default)"}, {default: f"{default.partition(': ')[0]}: the default"}
+    ends = {full.get(method, method): (height, drawn[method]) for method, height in last.items()}
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment))})
-    in_all = [values[values.method == each] for each in best if number[each] == number.max()]
-    return figure, _message_on(in_all[:2], reference) if in_all else ""
+    in_all = sorted(best[number[best] == number.max()], key=lambda method: method != experiment.default)
+    told = [values[values.method == each].replace({"method": short}) for each in in_all[:2]]
+    return figure, _message_on(told, reference.lower()) if told else ""
 
 
-def _message_on(best_two: list[pd.DataFrame], reference: str) -> str:
-    """Say down to which share the best method is level with the reference, and how much it loses at most.
+def _message_on(told: list[pd.DataFrame], reference: str) -> str:
+    """Say down to which share the first method is level with the reference, and how much it loses at most.
 
-    If it never is, say how much the two best ones lose.
+    If it never is, say how much the two methods lose.
     """
-    own = best_two[0].assign(share=best_two[0].column.str.rpartition(", ")[2])
+    own = told[0].assign(share=told[0].column.str.rpartition(", ")[2])
     is_level = own.difference >= -ERRORS_APART * own.difference_error
     shares = is_level.groupby(own.share, sort=False).all()
     level, last = shares[shares.cummin()].index, shares.index[-1]
     of_flops = " of the FLOPs" * last.endswith("%")
     if len(level) and len(shares) > 1:
-        text = f"{_in_a_sentence(own)}: at most {_loss(own[own.share.isin(level)])} below {reference} "
+        text = f"With {_in_a_sentence(own)}, at most {_loss(own[own.share.isin(level)])} below {reference} "
         text += f"down to {level[-1]}{of_flops}"
         return text + f"; at {last}, up to {_loss(own[own.share == last])}" * (len(level) < len(shares))
     spans = []
-    for each in best_two:
+    for each in told:
         lost = -each[each.column.str.rpartition(", ")[2] == last].difference
         losses = " to ".join(dict.fromkeys(f"{round(end, 1) + 0:.1f}" for end in (lost.min(), lost.max())))
         spans.append(f"{losses.replace('-', MINUS)} with {_in_a_sentence(each)}")
@@ -279,6 +285,7 @@ def _loss(own: pd.DataFrame) -> str:
 
 def _in_a_sentence(own: pd.DataFrame) -> str:
     what, _, how = own.method.iloc[0].partition(": ")
+    what = what if what[:2].isupper() else what[:1].lower() + what[1:]
     return f"{what} ({how})" if how else what
 
 
@@ -291,13 +298,13 @@ def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
     return {
         "color": BLACK if is_original else color,
         "linestyle": ":" if is_original else "--" if "finetuning" in settings or "search" not in settings else "-",
-        "marker": MARKERS[number % len(MARKERS)],
+        "marker": "" if is_original else MARKERS[number % len(MARKERS)],
     }
 
 
 def has_cut_where_methods_differ(axes: Axes, differences: pd.Series) -> bool:
     """Cut an axis where some methods lose many times what most differ: they would press the others into one line."""
-    most = max(LEAST_SPAN, MOST_LOST * differences.abs().median())
+    most = max(LEAST_CUT, MOST_LOST * differences.abs().median())
     has_cut = bool(differences.min() < -most)
     if has_cut:
         axes.set_ylim(-most, max(0, differences.max()) + most / 5)
@@ -308,6 +315,7 @@ def ranking_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     """Order the methods that every column has by mean accuracy, with their mean minutes and distances from the best."""
     num_columns, names = len(experiment.columns), {"total_minutes": "minutes", experiment.ranked_by: "accuracy"}
     points = metrics_of(records, *names).rename(columns=names).dropna(subset="accuracy")
+    points["minutes"] = points.minutes if "total_minutes" in experiment.metrics else nan
     points = points[~points.row.isin(experiment.unranked)].groupby("row").filter(lambda own: len(own) == num_columns)
     if points.empty:
         return points
@@ -322,34 +330,43 @@ def ranking_values(experiment: Experiment, records: Records) -> pd.DataFrame:
 
 
 def draw_ranking(experiment: Experiment, methods: pd.DataFrame) -> tuple[Figure, str]:
-    """Plot how far the methods' mean accuracy is from the best, and against their mean minutes.
+    """Plot how far the methods' mean accuracy is from the best, and against their mean minutes, if these are known.
 
     Blue marks those within two standard errors of the best; the line joins methods that no other beats in both.
     """
-    figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
+    is_timed = bool(methods.minutes.notna().any())
+    figure, (left, *others) = panels(1 + is_timed, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
     title, mean = experiment.metrics[experiment.ranked_by], f"mean of {len(experiment.columns)} columns"
     left.set(xlabel=f"{title}: points from the best, ± standard error")
-    right.set(xlabel=f"seconds of compression, {mean}", ylabel=f"{title} [%], {mean}", xscale="log")
     left.set_title("blue: level with the best", fontsize=7)
-    right.set_title("line: the best for the time", fontsize=7)
     for is_level, color in ((True, BLUE), (False, GREY)):
         own = methods[methods.level == is_level]
         left.errorbar(own.difference, own.index, xerr=own.difference_error, fmt="o", color=color, elinewidth=0.8)
-        right.plot(60 * own.minutes, own.accuracy, "o", color=color)
     left.set_yticks(range(len(methods)), methods.method, fontsize=6)
     left.invert_yaxis()
     left.margins(y=0.02)
-    right.margins(x=0.15)
+    for right in others:
+        right.set(xlabel=f"seconds of compression, {mean}", ylabel=f"{title} [%], {mean}", xscale="log")
+        _draw_front(right, methods)
+    level, best = methods[methods.level].sort_values("minutes").method, methods.method[0]
+    text = f"By the mean, {len(level)} of {len(methods)} methods are level with the best, {best}"
+    quickest = "it" if level.iloc[0] == best else level.iloc[0]
+    return figure, text + f"; of these, {quickest} is the quickest" * (len(level) > 1 and is_timed)
+
+
+def _draw_front(axes: Axes, methods: pd.DataFrame) -> None:
+    """Plot mean accuracy against seconds, and name the methods that no other beats in both."""
+    axes.set_title("line: the best for the time", fontsize=7)
+    axes.margins(x=0.15)
+    for is_level, color in ((True, BLUE), (False, GREY)):
+        own = methods[methods.level == is_level]
+        axes.plot(60 * own.minutes, own.accuracy, "o", color=color)
     front = methods[methods.on_front].sort_values("minutes")
-    right.plot(60 * front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
+    axes.plot(60 * front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
     middle = np.sqrt(methods.minutes.min() * methods.minutes.max())
     for method, va in zip(front.itertuples(), cycle(("top", "bottom")), strict=False):  # neighbours may be close
         ha = "left" if method.minutes < middle else "right"  # where there is room
-        right.annotate(f" {method.method} ", (60 * method.minutes, method.accuracy), fontsize=6, ha=ha, va=va)
-    level, best = methods[methods.level].sort_values("minutes").method, methods.method[0]
-    text = f"By the mean, {len(level)} of {len(methods)} methods are level with the best, {best}"
-    quickest = "it is also the quickest" if level.iloc[0] == best else f"the quickest of them is {level.iloc[0]}"
-    return figure, text + f"; {quickest}" * (len(level) > 1)
+        axes.annotate(f" {method.method} ", (60 * method.minutes, method.accuracy), fontsize=6, ha=ha, va=va)
 
 
 def throughput_values(experiment: Experiment, records: Records) -> pd.DataFrame:

@@ -24,13 +24,17 @@ from experiments.output.figures import (
     panels,
     placeholder,
     span,
+    with_differences,
 )
+from experiments.output.findings import listed
+from experiments.record import ERRORS_APART
 from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
 
 SIGNIFICANT = 0.05
 COLUMNS = ["column", "layer", "token", "other", "coupling", "distance_correlation", "p_value"]
 MOTIVATION_COLUMNS = [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "standard_error"]
+MOTIVATION_COLUMNS += ["difference", "difference_error"]  # from the one with the highest top-1
 CROSS_COLUMNS = ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"]
 KINDS = {
     "operator": ("Fisher", "o", BLUE),
@@ -59,11 +63,7 @@ def draw_couplings(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure
     figure, every = panels(len(experiment.columns), 4.6, 2)
     maps, tokens = every[: len(experiment.columns)], every[len(experiment.columns) :]
     _draw_maps(maps, experiment, values)
-    for axes, column in zip(tokens, experiment.columns, strict=True):
-        axes.sharey(tokens[0])
-        _draw_tokens(axes, values[values.column == column])
-        axes.label_outer()
-    tokens[0].set_ylabel("squared distance correlation")
+    _draw_tokens(tokens, experiment, values)
     off = values[values.token != values.other].groupby("column").coupling.median()
     means = values.groupby("column").distance_correlation.mean()
     message = f"Between tokens, the median coupling is {span(100 * off)} % of a token's own"
@@ -76,6 +76,8 @@ def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     first = next(iter(experiment.rows))
     estimators = {place: record for place, record in records.items() if place[0] != first}
     points = metrics_of(estimators, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
+    if len(points):
+        points = with_differences(points, estimators, points.row[points.top1.idxmax()], "top1")
     return joined([couplings, points.rename(columns={"row": "estimator"})], MOTIVATION_COLUMNS)
 
 
@@ -84,14 +86,14 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     figure, (first, second, third) = panels(3, 2.9)
     points, couplings = values.dropna(subset="cosine"), values[values.cosine.isna()]
     _draw_maps([first], experiment, couplings)
-    _draw_tokens(second, couplings)
-    second.set_ylabel("distance correlation²")
+    _draw_tokens([second], experiment, couplings)
     _draw_similarity(third, points)
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    text = f"{closest.estimator} is closest to the Fisher; {best.estimator} has the highest top-1 of those shown"
-    return figure, text + f", by {points.top1.nlargest(2).diff().abs().max():.1f} points" * (len(points) > 1)
+    level = points[points.difference >= -ERRORS_APART * points.difference_error].drop(best.name).estimator
+    text = f"{closest.estimator} is closest to the Fisher; of those shown, {best.estimator} has the highest top-1"
+    return figure, text + f", level with {listed([*level])}" * bool(len(level))
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -147,19 +149,23 @@ def _draw_maps(every: list[Axes], experiment: Experiment, values: pd.DataFrame) 
         bar.ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_tokens(axes: Axes, values: pd.DataFrame) -> None:
-    tokens = values[values.coupling.isna()]
-    axes.set(xlabel="token index")
-    if tokens.empty:
-        return placeholder(axes)
-    sure = tokens.p_value < SIGNIFICANT
-    for part, color in ((sure, BLUE), (~sure, GREY)):
-        axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color)
-    mean = tokens.distance_correlation.mean()
-    axes.axhline(mean, color=BLACK, linestyle="--")
-    not_sure = "" if sure.all() else f"\ngrey: p ≥ {SIGNIFICANT}"
-    axes.set_title(f"inputs and gradients, mean {mean:.2f}{not_sure}", fontsize=7)
-    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+def _draw_tokens(every: list[Axes], experiment: Experiment, values: pd.DataFrame) -> None:
+    """Draw the columns' distance correlations by token, on one scale."""
+    for axes, column in zip(every, experiment.columns, strict=True):
+        tokens = values[(values.column == column) & values.coupling.isna()]
+        axes.set(xlabel="token index")
+        axes.sharey(every[0])
+        axes.label_outer()
+        if tokens.empty:
+            placeholder(axes)
+            continue
+        sure, mean = tokens.p_value < SIGNIFICANT, tokens.distance_correlation.mean()
+        for part, color in ((sure, BLUE), (~sure, GREY)):
+            axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color)
+        axes.axhline(mean, color=BLACK, linestyle="--")
+        axes.set_title(f"mean {mean:.2f}" + f"; grey: p ≥ {SIGNIFICANT}" * (not sure.all()), fontsize=7)
+    every[0].set_ylabel("distance correlation²\nof inputs and gradients")
+    every[0].set_ylim(bottom=min(0, every[0].get_ylim()[0]))
 
 
 def _draw_similarity(axes: Axes, points: pd.DataFrame) -> None:

@@ -34,6 +34,11 @@ LEADERS = (
     "Lists of tables name the methods that are best, or within two standard errors of the best, in every column, or "
     "else in most. Means are over columns. Without outcomes of single samples, leads are not tested."
 )
+TERMS = (
+    "FACTS is the paper's estimator of the Fisher, CoRS its search for ranks, which measures the loss of each layer, and "
+    "CoRS-Fisher our search, which predicts it. Units are attention heads and MLP hidden units, made narrower; tokens are "
+    "image patches, merged when alike. docs/results.md says which of the paper's claims hold."
+)
 STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
 ABOUT = {  # a folder, by its profile
     "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
@@ -80,7 +85,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     )
     for function in (gaps_of, leaders_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
-    environment.globals |= {"LEADERS": LEADERS, "MARKS": MARKS}
+    environment.globals |= {"LEADERS": LEADERS, "MARKS": MARKS, "TERMS": TERMS}
     environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     draws = {record.fingerprint: record for result in results for record in result.draws}

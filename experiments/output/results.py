@@ -77,8 +77,15 @@ def values_of(experiment: Experiment, records: Mapping[tuple[str, str], Record |
 
 
 def drawn(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
-    """Draw the experiment's figure, with a message on what it shows; or that nothing was measured."""
+    """Draw the experiment's figure, with a message on what it shows; or that nothing was measured.
+
+    Networks have the profile's names.
+    """
     if not values.empty:
+        experiment, names = copy.deepcopy(experiment), experiment.column_titles
+        experiment.columns = {names.get(column, column): own for column, own in experiment.columns.items()}
+        if "column" in values:
+            values = values.assign(column=values.column.replace(names))
         return DRAWINGS[experiment.figure].draw(experiment, values)
     figure, (axes,) = panels(1, 2)
     placeholder(axes)

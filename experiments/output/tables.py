@@ -155,15 +155,26 @@ def arranged(
 def within_width(
     experiment: Experiment, rows: list[str], panels: Iterable[tuple[str, dict[str, list[str]]]]
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield tables of at most `MOST_COLUMNS` columns: turned if they have few rows, otherwise divided."""
+    """Yield tables of at most `MOST_COLUMNS` columns: turned if they have few rows, otherwise divided.
+
+    Rows and networks have the profile's names, except for the paper's values.
+    """
     for heading, found in panels:
-        names = rows if heading.endswith("(paper)") else [experiment.row_titles.get(row, row) for row in rows]
-        frame = pd.DataFrame(found, pd.Index(names, name=experiment.axis_title or "Method"))
+        frame = pd.DataFrame(found, pd.Index(rows, name=experiment.axis_title or "Method"))
+        if not heading.endswith("(paper)"):
+            frame = frame.rename(index=experiment.row_titles, columns=experiment.column_titles)
+            heading = in_profile(experiment, heading)
         frame = frame[~frame.isin(["", "n.a."]).all(axis=1)]
         if len(frame) < MOST_COLUMNS <= len(found):
             frame = frame.T.rename_axis("Network")
         width = ceil(frame.shape[1] / ceil(frame.shape[1] / (MOST_COLUMNS - 1)))
         yield from ((heading, frame.iloc[:, start : start + width]) for start in range(0, frame.shape[1], width))
+
+
+def in_profile(experiment: Experiment, heading: str) -> str:
+    """Name a column, or the network that a heading begins with, as in the profile."""
+    titles, (network, *others) = experiment.column_titles, heading.split(", ", 1)
+    return titles.get(heading) or ", ".join([titles.get(network, network), *others])
 
 
 def shown_metrics(experiment: Experiment) -> list[str]:

@@ -94,9 +94,9 @@ def spent(stage: str, column: str) -> float:
     return measurements.record_of(BOTH, column)["seconds"][stage]
 
 
-def recovered_by(what: str) -> float:
+def recovered_by(what: str, network: str) -> float:
     row = f"FACTS + CoRS-Fisher, {what}"
-    return lead("photos/beyond", f"{row}, recovered", row, ["DeiT-Tiny, 50 %"])
+    return lead("photos/beyond", f"{row}, recovered", row, [f"{network}, 50 %"])
 
 
 def gain_in_int8(row: str, network: str, which: str = PLACE) -> float:

@@ -78,8 +78,9 @@ README: dict[str, Callable[[], bool]] = {
     "The default's outputs are at most half as far from the original's as ToMe's, by KL divergence.": lambda: all(
         distance(BOTH, each) / distance(TOME, each) <= 0.5 for each in HALF
     ),
-    "In top-1, it leads ToMe by about two standard errors there, and by far with fewer FLOPs.": lambda: (
-        [round(errors_ahead(TOME, each)) for each in HALF] == [2, 2] and min(points(BOTH, TOME, 40, 30)) > 10
+    "on the test half, it is level with ToMe down to half of the FLOPs, and leads by far below.": lambda: (
+        max(abs(errors_ahead(TOME, each, ["top1"])) for each in columns(80, 70, 60, 50)) < 2
+        and min(points(BOTH, TOME, 40, 30, halves=["top1"])) > 10
     ),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
     "Large networks get faster on CPUs;": lambda: all(
@@ -131,35 +132,38 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "on the test half alone, 250 and 500 are lower than 125 for the DeiT-Tiny": lambda: all(
         at(SIZES, number, "DeiT-Tiny", "top1", of="behind") > 2 for number in ("250", "500")
     ),
-    "whose outputs are a third closer to the original's from 250 photos on.": lambda: all(
+    "Its outputs are a third closer to the original's with 250 or more than with 64.": lambda: all(
         0.6 < at(SIZES, number, "DeiT-Tiny", "distance") / at(SIZES, "64", "DeiT-Tiny", "distance") < 0.7
         for number in ("250", "500", "1,000")
     ),
-    "Down to half of the FLOPs, the default is level with ToMe, or up to three points ahead": lambda: (
-        min(errors_ahead(TOME, each) for each in columns(80, 70, 60, 50)) > -2
-        and round(max(points(BOTH, TOME, 80, 70, 60, 50))) == 3
-    ),
-    "On the test half alone, no lead down to half of the FLOPs exceeds two standard errors.": lambda: all(
+    "On the test half, no lead over ToMe down to half of the FLOPs exceeds two standard errors": lambda: all(
         abs(errors_ahead(TOME, each, ["top1"])) < 2 for each in columns(80, 70, 60, 50)
     ),
-    "below, it is far ahead.": lambda: min(points(BOTH, TOME, 40, 30)) > 10,
+    "below, the default is far ahead.": lambda: min(points(BOTH, TOME, 40, 30, halves=["top1"])) > 10,
     "Tokens alone are level with the default in top-1 down to half": tokens_alone_are_level,
     "and keep more than units alone at every ratio": lambda: min(points(TOKENS, UNITS, 80, 70, 60, 50, 40, 30)) > 0,
     "low-rank layers keep less than units from 70 % down": lambda: all(
         at("photos/units", LAYERS, each, "top1", of="behind") > 2 for each in columns(70, 60, 50)
     ),
-    "At half of the FLOPs, the default loses more on the tuning half than on the test half": lambda: all(
-        tuning > test
-        for tuning, test in zip(*(points(DENSE, BOTH, 50, halves=[half]) for half in ("chosen", "top1")), strict=True)
+    "Both the default and ToMe, which was not tuned, lose more on the tuning half.": lambda: all(
+        np.mean(points(DENSE, row, 80, 70, 60, 50, halves=["chosen"]))
+        > np.mean(points(DENSE, row, 80, 70, 60, 50, halves=["top1"]))
+        for row in (BOTH, TOME)
+    ),
+    "the default leads ToMe by two points there in the mean, and by half a point on the test half": lambda: (
+        [round(2 * np.mean(points(BOTH, TOME, 80, 70, 60, 50, halves=[half]))) for half in ("chosen", "top1")] == [4, 1]
     ),
     "by two points for the DeiT-Tiny and by seven for the ViT-Tiny": lambda: (
         [round(at("photos/tokens", DENSE, each, "chosen") - top1("photos/tokens", DENSE, each)) for each in HALF]
         == [2, 7]
     ),
-    "raise layers by 22 points and units by eight, on the test half": lambda: (
-        [round(recovered_by(each)) for each in ("pivoted", "units")] == [22, 8]
+    "raise layers by over twenty points and units by eight and eleven, on the test half": lambda: (
+        all(20 < recovered_by("pivoted", network) < 30 for network in TINY)
+        and [round(recovered_by("units", network)) for network in TINY] == [8, 11]
     ),
-    "Units with tokens gain nothing there:": lambda: round(recovered_by("units and tokens")) == 0,
+    "Units with tokens gain nothing:": lambda: all(
+        round(recovered_by("units and tokens", network)) == 0 for network in TINY
+    ),
     "CoRS helps every estimator": lambda: all(float(c) > float(u) for _, u, c in [*maker["baselines"]()][1:]),
     "with it, FACTS and Shampoo² are level.": lambda: all(
         abs(value) <= 2 * error for value, error in [lead_over("photos/baselines", "FACTS + CoRS", ["Shampoo² + CoRS"])]
@@ -179,8 +183,8 @@ RESULTS: dict[str, Callable[[], bool]] = {
         and all(0 < over_cors(BOTH_AT_HALF, half) < 1 for half in HALVES)
         and over_cors(BOTH_AT_HALF, "search_minutes") < 0
     ),
-    "CoRS leads it by eight points at 70 %, in three times the time; at 80 %, they are level.": lambda: (
-        round(over_cors("ViT-Tiny, layers at 70 %")) == -8
+    "by eight points on the test half and five on the tuning half, in three times the time; at 80 %": lambda: (
+        [round(over_cors("ViT-Tiny, layers at 70 %", half)) for half in HALVES] == [-8, -5]
         and round(minutes("CoRS") / minutes("CoRS-Fisher, exact")) == 3
         and at("photos/search_methods", "CoRS", "ViT-Tiny, layers at 80 %", "top1", of="behind") < 2
     ),
@@ -203,11 +207,13 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "with standard errors below one point": lambda: all(
         table(f"classification_{ratio}").query("metric == 'top1'").standard_error.max() < 1 for ratio in RANKS
     ),
-    "FACTS and SVD-LLM lead plain truncation, FW-SVD and ASVD at every ratio, except on ConvNeXt-B": lambda: all(
-        min(top1(f"classification_{ratio}", row, network) for row in ("FACTS", "SVD-LLM"))
-        > max(top1(f"classification_{ratio}", row, network) for row in PLAIN)
-        for ratio in RANKS
-        for network in ("DeiT-B", "Swin-B", "MambaVision-B")
+    "FACTS and SVD-LLM lead plain truncation, FW-SVD and ASVD at every ratio, except on the small ConvNeXt-B": lambda: (
+        all(
+            min(top1(f"classification_{ratio}", row, network) for row in ("FACTS", "SVD-LLM"))
+            > max(top1(f"classification_{ratio}", row, network) for row in PLAIN)
+            for ratio in RANKS
+            for network in ("DeiT-B", "Swin-B", "MambaVision-B")
+        )
     ),
     "where all lie within two points": lambda: all(
         np.ptp([top1(f"classification_{ratio}", row, "ConvNeXt-B") for row in ("FACTS", "SVD-LLM", *PLAIN)]) < 2
@@ -221,7 +227,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         for network in BASES[:3]
         for ratio in (70, 50)
     ),
-    "at 40 %, units lead on DeiT-B and Swin-B": lambda: all(
+    "at 40 %, units lead on the small DeiT-B and Swin-B": lambda: all(
         lead("units", UNITS, LAYERS, [f"{network}, 40 %"]) > 0.5 for network in BASES[:2]
     ),
     "Recovered, the small DeiT-B with units loses half a point at 40 %, and without recovery nearly one;": lambda: (
@@ -231,7 +237,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "units and tokens gain nothing.": lambda: (
         lead("beyond", f"{TOGETHER}, recovered", TOGETHER, ["DeiT-B, 50 %", "DeiT-B, 40 %"]) <= 0
     ),
-    "With units and tokens, the DeiT-B segmenter loses over a point.": lambda: (
+    "With units and tokens, the small DeiT-B segmenter loses over a point.": lambda: (
         lead("beyond_segmentation", "Baseline", "FACTS + CoRS, units and tokens", ["UPerNet, DeiT-B"], "miou") > 1
     ),
     "No lead here exceeds two standard errors": lambda: all(
@@ -245,8 +251,11 @@ RESULTS: dict[str, Callable[[], bool]] = {
         < lead("segmentation", "FACTS, finetuned 10,000 iterations", "Baseline", metric="miou")
     ),
     "with other ranks they are slower than the dense network": lambda: fastest_of_layers("50% of the FLOPs") < 1,
+    "with heads of one width, units saved a third of the time": lambda: (
+        0.65 < 1 / fastest_of_layers("50% of the FLOPs, units") < 0.7
+    ),
     "and pivoted ones even then.": lambda: fastest_of_layers("50% of the FLOPs, pivoted, in such steps") < 1,
-    "one image at a time, in half precision, even units took longer.": lambda: all(
+    "one image at a time, in half precision, even they took longer.": lambda: all(
         latency(kind, "50% of the FLOPs, units") > latency(kind, "original") for kind in ("bfloat16", "float16")
     ),
     "On a GPU with TF32 or in half precision, units with tokens were slower": lambda: min(map(on_gpu, FAST)) > 1,
@@ -296,7 +305,7 @@ CHOOSING: dict[str, Callable[[], bool]] = {
     "in OpenVINO's, they help the ViT-Tiny and hurt the DeiT-Tiny.": lambda: (
         gain_in_int8(INT8[0], "ViT-Tiny") > 1 > gain_in_int8(INT8[0], "DeiT-Tiny")
     ),
-    "Their files are larger than the dense network's": lambda: all(
+    "Their int8 files are larger than the dense network's": lambda: all(
         in_int8(row, f"{network}, {PLACE}", "megabytes") > in_int8(row, f"{network}, dense", "megabytes")
         for row, network in product(INT8, TINY)
     ),
