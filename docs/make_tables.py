@@ -128,9 +128,8 @@ def recovered() -> Rows:
     yield "top-1 at 50 %", *(f"{network}{what}" for network in TINY for what in ("", ", recovered"))
     for title in ("pivoted", "units", "units and tokens"):
         rows = [f"FACTS + CoRS-Fisher, {title}{what}" for what in ("", ", recovered")]
-        values = (
-            at("photos/beyond", *place, "top1") for place in product([f"{network}, 50 %" for network in TINY], rows)
-        )
+        places = product([f"{network}, 50 %" for network in TINY], rows)
+        values = (at("photos/beyond", *place, "top1") for place in places)
         yield f"layers, {title}" if title == "pivoted" else title, *(f"{value:.1f}" for value in values)
 
 

@@ -86,10 +86,6 @@ def over_cors(column: str, metric: str = "top1") -> float:
     return lead("photos/search_methods", "CoRS-Fisher, exact", "CoRS", [column], metric)
 
 
-def time_of(search: str, network: str) -> float:
-    return at("search_methods", search, network, "search_minutes")
-
-
 def spent(stage: str, column: str) -> float:
     return measurements.record_of(BOTH, column)["seconds"][stage]
 

@@ -60,7 +60,6 @@ from tests.docs.readings import (
     points,
     recovered_by,
     spent,
-    time_of,
     tokens_alone_are_level,
     top1,
 )
@@ -111,12 +110,6 @@ RESULTS: dict[str, Callable[[], bool]] = {
     ),
     "not finetuned, is level with the finetuned DISP-LLM.": lambda: (
         at("structured_pruning", "FACTS + CoRS", "DeiT-B", "top1", of="behind") < 2
-    ),
-    "The small networks gain next to no speed": lambda: all(
-        at("throughput", "This device", network, "speedup") < 1.1 for network in BASES[:2]
-    ),
-    "on them, CoRS's search takes about as long as FLAR's.": lambda: all(
-        0.8 < time_of("CoRS", network) / time_of("FLAR-SVD", network) < 1.25 for network in BASES[:2]
     ),
     "DISP-LLM is ahead of FACTS with CoRS after its one epoch, which lowers accuracy": lambda: (
         top1("structured_pruning", "DISP-LLM, finetuned 5 epochs", "DeiT-B")
@@ -271,7 +264,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "but for OpenVINO's int8, in which they save a quarter.": lambda: (
         round(4 * on_cpu("OpenVINO, int8", "units and tokens")) == 3
     ),
-    "In one run on another, a budget of 70 % of DeiT-B's latency was met within three points": lambda: all(
+    "of 70 % of DeiT-B's latency was met within three points in one run.": lambda: all(
         abs(at("benchmarks/intel_r_xeon_r_processor_2_50ghz/latency", "DeiT-B", of=f"measured{again} [%]") - 70) < 3
         for again in ("", " again")
     ),
@@ -281,10 +274,9 @@ RESULTS: dict[str, Callable[[], bool]] = {
     "For layers, the data pass of FACTS takes up to twice as long as a forward and backward pass": lambda: (
         max(data_passes("data pass of FACTS", "nvidia_h200")) < 2
     ),
-    "for units on a GPU, slightly more.": lambda: (
-        2 < at("benchmarks/nvidia_h200/data_pass", "data pass of FACTS, units", of="ratio of time") < 2.5
+    "methods at once, up to five times as long on CPUs": lambda: (
+        max(data_passes("data pass of all ten estimators")) < 5
     ),
-    "it takes up to five times as long on CPUs": lambda: max(data_passes("data pass of all ten estimators")) < 5,
 }
 
 CHOOSING: dict[str, Callable[[], bool]] = {
