@@ -73,15 +73,15 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     records = {"0.7": judged(1800, size=2000), "0.1": None, "none": judged(1790, size=2000)}
     experiment = drawing("ablation", *records, axis_title="bound")
     figure, values = drawn_from(experiment, records)
-    assert drawn(experiment, values)[1] == "bound: no value gains over 0.7; none costs 0.5 ± 0.2 points (Net)"
+    assert drawn(experiment, values)[1] == "Bound: no value gains over 0.7; none costs 0.5 ± 0.2 points (Net)"
     more = values.assign(row=["0.7", "0.1"], difference=[0, 0.5])
-    assert drawn(experiment, more)[1] == "bound: 0.1 gains 0.5 ± 0.2 points over 0.7 (Net)"
+    assert drawn(experiment, more)[1] == "Bound: 0.1 gains 0.5 ± 0.2 points over 0.7 (Net)"
     assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 89.5]]
     experiment.default = "none"
     from_default = values_of(experiment, {(row, "Net"): record for row, record in records.items()})
     assert from_default.difference.tolist() == pytest.approx([0.5, 0])
     shown, message = drawn(experiment, from_default)
-    assert message == "bound: 0.7 gains 0.5 ± 0.2 points over the default, none (Net)"
+    assert message == "Bound: 0.7 gains 0.5 ± 0.2 points over the default, none (Net)"
     assert shown.axes[0].get_ylabel() == "Top-1: points from the default"
     assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
     assert values.difference.tolist() == pytest.approx([0, -0.5])
@@ -121,7 +121,8 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time():
     """One image of 200 is less than two standard errors; eighty are more. `half` has no record of the second column."""
     lines = {"Dense": (200, 0), "best": (180, 9), "quick": (179, 1), "poor": (100, 2), "half": (190, 1)}
     records = {(row, column): judged(*line) for row, line in lines.items() for column in "AB"} | {("half", "B"): None}
-    experiment = drawing("ranking", *lines, columns="A, B", unranked=["Dense"])
+    metrics = {"top1": "Top-1", "total_minutes": "Total [min]"}
+    experiment = drawing("ranking", *lines, columns="A, B", unranked=["Dense"], metrics=metrics)
     methods = values_of(experiment, records)
     figure, message = drawn(experiment, methods)
     assert methods.method.tolist() == ["best", "quick", "poor"] and methods.difference.tolist() == [0, -0.5, -40]
@@ -130,7 +131,10 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time():
     assert methods.on_front.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best", "quick", "poor"]
     assert [text.get_text() for text in figure.axes[1].texts] == [" quick ", " best "]
-    assert message == "By the mean, 2 of 3 methods are level with the best, best; the quickest of them is quick"
+    assert message == "By the mean, 2 of 3 methods are level with the best, best; of these, quick is the quickest"
+    del experiment.metrics["total_minutes"]
+    figure, message = drawn(experiment, values_of(experiment, records))
+    assert len(figure.axes) == 1 and message == "By the mean, 2 of 3 methods are level with the best, best"
 
 
 def test_steps_are_differences_of_the_best_methods_on_the_same_images():
@@ -143,7 +147,7 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
     assert values.difference_error.iloc[2] == pytest.approx(2.1, abs=0.05)
     (axes,) = figure.axes
     names = {"Dense", *(f"method {number}" for number in range(9, 14)), "the 5 best of 14 methods: see the table"}
-    assert {text.get_text() for text in axes.texts} == names and "from Dense" in axes.get_ylabel()
+    assert {text.get_text() for text in axes.texts} == names and "from dense" in axes.get_ylabel()
     places = sorted(text.get_position()[1] for text in axes.texts if "see" not in text.get_text())
     assert min(np.diff(places)) > 0.05 and places[0] > 0 and axes.containers[0].has_yerr
 
@@ -153,12 +157,12 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
     [
         (
             (170, 167, 100),
-            "Units (FACTS): at most 1.5 ± 0.9 points (Net) below Dense down to 50 % of the FLOPs; at 30 %, up to "
+            "With units (FACTS), at most 1.5 ± 0.9 points (Net) below dense down to 50 % of the FLOPs; at 30 %, up to "
             "35.0 ± 3.4 points (Net)",
         ),
         (
             (100, 168, 90),
-            "At 30 % of the FLOPs, points below Dense: 40.0 with Units (FACTS); 45.0 with Layers (FACTS)",
+            "At 30 % of the FLOPs, points below dense: 40.0 with units (FACTS); 45.0 with layers (FACTS)",
         ),
     ],
 )
@@ -170,6 +174,17 @@ def test_a_figure_of_steps_says_how_far_its_best_method_is_level(right, message)
         records["Units: FACTS", column] = judged(number, gflops=1.0)
         records["Layers: FACTS", column] = judged(number - 10, gflops=1.0)
     assert drawn(experiment, values_of(experiment, records))[1] == message
+
+
+def test_a_figure_of_steps_is_about_the_default_under_the_names_of_the_profile():
+    experiment = drawing("steps", "Dense", "Layers: FACTS", "Units: FACTS", unranked=["Dense"], default="Layers: FACTS")
+    right = {"Dense": 170, "Units: FACTS": 168, "Layers: FACTS": 100}
+    records = {(row, "Net"): judged(number, gflops=1.0) for row, number in right.items()}
+    experiment.column_titles = {"Net": "small Net"}
+    figure, message = drawn(experiment, values_of(experiment, records))
+    assert message == "Points below dense: 35.0 with layers (the default); 1.0 with units (FACTS)"
+    assert figure.axes[0].get_title() == "small Net"
+    assert "Layers: FACTS (default)" in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_a_method_has_the_colour_of_its_parts_in_every_figure():

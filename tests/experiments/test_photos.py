@@ -34,7 +34,7 @@ def test_every_experiment_of_photos_composes_without_data(chosen):
     """The many rows of `baselines` compose in tests of `mini`."""
     found = chosen("profile=photos", "experiment=all")
     names = {"units", "unit_defaults", "tokens", "beyond", "baselines", "encoders", "int8"}
-    assert names < {each.name for each in found}
+    assert names < {each.name for each in found} == {each.name for each in chosen("profile=photos")}
     cells = [cell for each in found if each.name != "baselines" for cell in cells_of(each)]
     for cell in cells:
         cell.check()

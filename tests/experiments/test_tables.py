@@ -19,7 +19,7 @@ from experiments import paper
 from experiments.cell import Cell
 from experiments.compose import CONF
 from experiments.config import Experiment
-from experiments.grid import every_experiment
+from experiments.grid import completed, every_experiment
 from experiments.output import tables
 from experiments.output.entries import entries_of, read_entries
 from experiments.output.findings import finding_of, leaders_of
@@ -239,6 +239,19 @@ def many(figure: str = "", columns: int = 9) -> Experiment:
 def test_a_network_has_a_table_of_its_own_where_there_are_many_columns():
     heads = [(heading, [*panel]) for heading, panel in panels(many(), *[{"top1": 50.0}] * 2)]
     assert heads == [("A, T", ["0 %", "2 %", "4 %", "6 %", "8 %"]), ("B, T", ["1 %", "3 %", "5 %", "7 %"])]
+
+
+@pytest.mark.parametrize(("profile", "name"), [("mini", "small Net"), ("paper", "Net")])
+def test_stand_ins_are_called_small_but_not_in_the_papers_values(configured, tmp_path, monkeypatch, profile, name):
+    monkeypatch.setattr(paper, "FOLDER", tmp_path)
+    write_paper(tmp_path / "demo.csv", {"A": 80.0})
+    configured("reproduce", f"profile={profile}")
+    columns = {"Net": ["model=deit_b"], "40 %": ["ratio=0.4"]}
+    ((_, panel),) = panels(completed(demo(columns=columns, rows={"A": []})), {"top1": 1.0})
+    assert [*panel] == [name, "40 %", "Net (paper)"]
+    columns = {f"Net, {ratio} %": ["model=deit_b"] for ratio in range(5)}
+    ((heading, _),) = panels(completed(demo(columns=columns, rows={"A": []})), {"top1": 1.0})
+    assert heading == f"{name}, Top-1"
 
 
 def test_a_ranking_is_sorted_by_means():
