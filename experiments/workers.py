@@ -75,23 +75,10 @@ def run_tables(tables: list[Cells], run: Run) -> Iterator[Cells]:
     for cells, own in zip(tables, parts, strict=True):
         if cells:
             log.info("%s: %d cells", cells[0].experiment, len(cells))
-        is_checked = False
         for part in own:
             for cell, result in zip(part, next(done), strict=True):
                 cell.record, cell.error = result.record, result.error
-            if not is_checked:
-                is_checked = warn_of_unknown_metrics(part)
         yield cells
-
-
-def warn_of_unknown_metrics(part: Cells) -> bool:
-    """Name the metrics of a table that none of these cells has, which may be misspelt; return if any cell is done."""
-    values = [cell.record.values for cell in part if cell.record and cell.record.status == "done"]
-    found = sorted({*chain.from_iterable(values)})
-    wanted = part[0].config.experiment.metrics if found else ()
-    if lacking := ", ".join(metric for metric in wanted if metric not in found):
-        log.warning("%s: no cell so far has the metric %s; there are %s", part[0].experiment, lacking, ", ".join(found))
-    return bool(found)
 
 
 @contextmanager

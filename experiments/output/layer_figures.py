@@ -26,7 +26,6 @@ from experiments.output.figures import (
     span,
     with_differences,
 )
-from experiments.output.findings import listed
 from experiments.record import ERRORS_APART
 from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
@@ -93,7 +92,7 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
     level = points[points.difference >= -ERRORS_APART * points.difference_error].drop(best.name).estimator
     text = f"{closest.estimator} is closest to the Fisher; of those shown, {best.estimator} has the highest top-1"
-    return figure, text + f", level with {listed([*level])}" * bool(len(level))
+    return figure, text + f", level with {', '.join(level)}" * bool(len(level))
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:

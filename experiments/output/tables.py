@@ -19,7 +19,7 @@ from rich.table import Table
 from experiments.compose import read_file
 from experiments.config import Experiment
 from experiments.output.entries import Entry, best_of, is_level, is_method, number, numbers_of
-from experiments.output.findings import finding_of
+from experiments.output.findings import leaders_of
 from facts.utils.files import replacing
 
 SOURCES = "ours", "paper", "difference"
@@ -51,8 +51,8 @@ SMALLER = {"gflops": ("GFLOPs", "MFLOPs", 1000), "minutes": ("[min]", "[s]", 60)
 
 def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> None:
     """Write `<name>.csv`, `<name>.md` and `<name>.tex`."""
-    notes, latex, finding = [*experiment.notes, *notes_on(experiment, entries)], [], finding_of(experiment, entries)
-    markdown = [f"# {experiment.title}", *[f"**{finding}.**"] * bool(finding)]
+    notes, latex, (best, _) = [*experiment.notes, *notes_on(experiment, entries)], [], leaders_of(experiment, entries)
+    markdown = [f"# {experiment.title}", *[f"**Best, or level with the best: {best}.**"] * bool(best)]
     for place, (heading, panel) in enumerate(panels_of(experiment, entries)):
         sides = ["left", *["right"] * panel.shape[1]]
         markdown += [f"## {heading}", panel.to_markdown(disable_numparse=True, colalign=sides)]

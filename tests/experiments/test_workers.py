@@ -24,7 +24,7 @@ from experiments.grid import warn_of_misspelt_metrics
 from experiments.report import main as report
 from experiments.reproduce import main as reproduce
 from experiments.runner import exclusive_lock, reason_of, shared_lock
-from experiments.workers import finished, line_of_each, run_tables, warn_of_unknown_metrics
+from experiments.workers import finished, line_of_each, run_tables
 from tests.experiments.conftest import SMALL
 from tests.records import demo, make_record
 from tests.refusals import refuses
@@ -97,16 +97,6 @@ def test_a_cell_that_has_run_has_a_line_with_its_value_its_seconds_and_the_time_
         "first, 3 of 4: B, DeiT: top1 50.25, 3 s; 0:00:00 left",
         "first, 4 of 4: B, Swin: failed; 0:00:00 left",
     ]
-
-
-def test_a_metric_that_no_cell_of_the_first_network_has_is_named_before_the_others_run(caplog):
-    (place,) = part = [cell("demo", "DeiT", "A")]
-    place.record = make_record(metrics={"top1": 1.0})
-    for metrics in ({"top1": "Top-1"}, {"top1": "Top-1", "topp": "Top-p"}):
-        assert not caplog.text
-        place.config.experiment = {"name": "demo", "metrics": metrics}
-        warn_of_unknown_metrics(part)
-    assert "no cell so far has the metric topp; there are top1" in caplog.text
 
 
 def test_a_metric_that_is_much_like_one_of_ours_is_named_before_any_work(composing, caplog):
