@@ -30,6 +30,7 @@ from facts.utils.options import faults_of, first_line
 
 log = logging.getLogger(__name__)
 
+SMALL = "small "  # before the name of a network in the profile `mini`
 MAIN = "main"  # the collection that runs by default
 EXPERIMENT = TypeAdapter(Experiment)
 # Keys that concern a whole run: they cannot be an axis and do not enter an ablation's name.
@@ -163,6 +164,8 @@ def completed(experiment: Experiment) -> Experiment:
         experiment.rows = rows_of(plain(experiment.axis), plain(experiment.axis_values))
     experiment.row_titles = {row: title_of(row, overrides) for row, overrides in experiment.rows.items()}
     experiment.column_titles = column_titles_of(experiment.columns)
+    for name, title in experiment.column_titles.items():
+        experiment.title = re.sub(rf"(?<!{SMALL}){re.escape(name)}", title, experiment.title)
     return experiment
 
 
@@ -178,7 +181,7 @@ def column_titles_of(columns: Mapping[str, list[str]]) -> dict[str, str]:
     """Name columns and networks of the profile `mini` as small ones, since they are called after large ones."""
     own = [column for column, lines in columns.items() if any(line.startswith("model=") for line in lines)]
     names = {name for column in own for name in (column, column.partition(", ")[0])}
-    return {name: f"small {name}" for name in names} if chosen_profile() == "mini" else {}
+    return {name: f"{SMALL}{name}" for name in sorted(names)} if chosen_profile() == "mini" else {}
 
 
 def chosen_profile() -> str:

@@ -269,9 +269,10 @@ def _message_on(told: list[pd.DataFrame], reference: str) -> str:
         return text + f"; at {last}, up to {_loss(own[own.share == last])}" * (len(level) < len(shares))
     spans = []
     for each in told:
-        lost = -each[each.column.str.rpartition(", ")[2] == last].difference
-        losses = " to ".join(dict.fromkeys(f"{round(end, 1) + 0:.1f}" for end in (lost.min(), lost.max())))
-        spans.append(f"{losses.replace('-', MINUS)} with {_in_a_sentence(each)}")
+        at_last = each[each.column.str.rpartition(", ")[2] == last]
+        ends = (round(-lost, 1) + 0 for lost in (at_last.difference.max(), at_last.difference.min()))
+        losses = " to ".join(dict.fromkeys(f"{end:.1f}" for end in ends)).replace("-", MINUS)
+        spans.append(f"{losses} ± {at_last.difference_error.max():.1f} with {_in_a_sentence(each)}")
     where = f"At {last}{of_flops}, points " * (len(shares) > 1) or "Points "
     return where + f"below {reference}: {'; '.join(spans)}"
 

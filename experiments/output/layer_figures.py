@@ -226,4 +226,4 @@ def draw_interpolation(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
     every[0].set_yscale("log" if (values.error > 0).all() else "linear")
     every[-1].legend(loc="upper right", fontsize=6)
     text = "Between measurements, CoRS's interpolation and one cubic through all points differ by up to"
-    return figure, f"{text} {100 * max(apart):.0f} %"
+    return figure, f"{text} {100 * max(apart):.0f} % of CoRS's"

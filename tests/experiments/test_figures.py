@@ -162,7 +162,7 @@ def test_steps_are_differences_of_the_best_methods_on_the_same_images():
         ),
         (
             (100, 168, 90),
-            "At 30 % of the FLOPs, points below dense: 40.0 with units (FACTS); 45.0 with layers (FACTS)",
+            "At 30 % of the FLOPs, points below dense: 40.0 ± 3.5 with units (FACTS); 45.0 ± 3.5 with layers (FACTS)",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_figure_of_steps_is_about_the_default_under_the_names_of_the_profile()
     records = {(row, "Net"): judged(number, gflops=1.0) for row, number in right.items()}
     experiment.column_titles = {"Net": "small Net"}
     figure, message = drawn(experiment, values_of(experiment, records))
-    assert message == "Points below dense: 35.0 with layers (the default); 1.0 with units (FACTS)"
+    assert message == "Points below dense: 35.0 ± 3.4 with layers (the default); 1.0 ± 0.7 with units (FACTS)"
     assert figure.axes[0].get_title() == "small Net"
     assert "Layers: FACTS (default)" in [text.get_text() for text in figure.axes[0].texts]
 
