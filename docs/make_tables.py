@@ -272,15 +272,23 @@ def speed() -> Rows:
     on_gpu = "benchmarks/nvidia_h200/throughput"
     for title, name in {"TF32": "float32", "bfloat16": "bfloat16", "float16": "float16"}.items():
         runtime = "PyTorch, float32 (TF32)" if title == "TF32" else f"PyTorch, {name}"
-        remaining = at("benchmarks/nvidia_h200/units_and_tokens", runtime, "0.501", of="remaining time")
+        remaining, low, high = (
+            at("benchmarks/nvidia_h200/units_and_tokens", runtime, "0.501", of=of)
+            for of in ("remaining time", "lower quartile", "upper quartile")
+        )
         speeds = []
         for kind in PLANS_ON_GPU:
             speed, spread = (
                 at(on_gpu, f"PyTorch, {name}", f"50% of the FLOPs{kind}", of=of)
                 for of in ("speed-up", "interquartile range [%]")
             )
-            speeds.append(f"{'≈ ' if spread > NOISY else ''}{speed:.2f}")
-        yield f"GPU, {title}", *speeds, f"{1 / remaining:.2f} †"
+            speeds.append(f"{_about(spread)}{speed:.2f}")
+        yield f"GPU, {title}", *speeds, f"{_about(100 * (high - low) / remaining)}{1 / remaining:.2f} †"
+
+
+def _about(spread: float) -> str:
+    """Mark medians with a large interquartile range."""
+    return "≈ " if spread > NOISY else ""
 
 
 # The map of the paper.

@@ -165,7 +165,8 @@ def completed(experiment: Experiment) -> Experiment:
     experiment.row_titles = {row: title_of(row, overrides) for row, overrides in experiment.rows.items()}
     experiment.column_titles = column_titles_of(experiment.columns)
     for name, title in experiment.column_titles.items():
-        experiment.title = re.sub(rf"(?<!{SMALL}){re.escape(name)}", title, experiment.title)
+        network = rf"(?<!{SMALL})(?<!\w){re.escape(name)}(?!\w)"
+        experiment.title = re.sub(network, lambda _, title=title: title, experiment.title)
     return experiment
 
 
@@ -233,6 +234,7 @@ def ablation_of(config: DictConfig) -> Experiment:
     }
     if "model" in keys:
         experiment.columns = {config.model.title: []}
+        experiment.column_titles = column_titles_of({config.model.title: ["model="]})
     start = given_to_cells(experiment)
     columns = {title: composed(*start, *overrides) for title, overrides in experiment.columns.items()}
     choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no paths
@@ -243,7 +245,8 @@ def ablation_of(config: DictConfig) -> Experiment:
         raise ValueError(f"experiment.name={experiment.name}: give it a new name, of letters, digits, _ and -")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)
-    ratios = " and ".join(f"{100 * config.ratio:g} % ({title})" for title, config in columns.items())
+    titles = experiment.column_titles
+    ratios = " and ".join(f"{100 * config.ratio:g} % ({titles.get(title, title)})" for title, config in columns.items())
     at_ratios = "" if "ratio" in fields else f", at {ratios}"
     experiment.title = experiment.title or f"Ablation of {', '.join(fields)}{at_ratios}"
     if choices:

@@ -1,5 +1,6 @@
 """Names in configurations: functions, `${at_home:${results}}`, and classes, `estimator=my_methods.Diagonal`."""
 
+import os
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from typing import Any
@@ -18,7 +19,15 @@ def of_paper(_parent_: DictConfig) -> Any:
     return None if OmegaConf.is_missing(_parent_, "paper") else _parent_.paper
 
 
-for resolver in (of_paper, at_home):
+def wandb_mode() -> str:
+    """W&B's mode by the environment, `offline` without a choice."""
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes"):
+        return "disabled"
+    mode = os.environ.get("WANDB_MODE") or "offline"
+    return {"dryrun": "offline", "run": "online"}.get(mode, mode)  # older names
+
+
+for resolver in (of_paper, wandb_mode, at_home):
     OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 

@@ -235,7 +235,7 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         shares = [column.partition(", ")[2] or column for column in columns]
         axes.set_xticks(range(len(columns)), shares)
         axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
-    every[0].set_ylabel(f"Top-1: points from {reference.lower()}, ± standard error")
+    every[0].set_ylabel(f"Top-1: points from {_uncapitalised(reference)}, ± standard error")
     shown, number = values[values.method.isin(drawn)], differences.count()
     left_out = [f"the {len(drawn)} best of {sum(number > 0)} methods"] * bool(sum(number > 0) > len(drawn))
     left_out += ["lower points are cut off"] * has_cut_where_methods_differ(every[0], shown.difference)
@@ -250,7 +250,7 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment))})
     in_all = sorted(best[number[best] == number.max()], key=lambda method: method != experiment.default)
     told = [values[values.method == each].replace({"method": short}) for each in in_all[:2]]
-    return figure, _message_on(told, reference.lower()) if told else ""
+    return figure, _message_on(told, _uncapitalised(reference)) if told else ""
 
 
 def _message_on(told: list[pd.DataFrame], reference: str) -> str:
@@ -272,7 +272,7 @@ def _message_on(told: list[pd.DataFrame], reference: str) -> str:
         at_last = each[each.column.str.rpartition(", ")[2] == last]
         ends = (round(-lost, 1) + 0 for lost in (at_last.difference.max(), at_last.difference.min()))
         losses = " to ".join(dict.fromkeys(f"{end:.1f}" for end in ends)).replace("-", MINUS)
-        spans.append(f"{losses} ± {at_last.difference_error.max():.1f} with {_in_a_sentence(each)}")
+        spans.append(f"{losses}{_error(at_last.difference_error.max())} with {_in_a_sentence(each)}")
     where = f"At {last}{of_flops}, points " * (len(shares) > 1) or "Points "
     return where + f"below {reference}: {'; '.join(spans)}"
 
@@ -281,13 +281,23 @@ def _loss(own: pd.DataFrame) -> str:
     """The largest loss, with its error, and whose it is if there are several networks."""
     worst = own.loc[own.difference.idxmin()]
     network, comma, _ = worst.column.partition(", ")
-    return f"{max(-worst.difference, 0):.1f} ± {worst.difference_error:.1f} points" + f" ({network})" * bool(comma)
+    lost = f"{max(-worst.difference, 0):.1f}{_error(worst.difference_error)} points"
+    return lost + f" ({network})" * bool(comma)
+
+
+def _error(error: float) -> str:
+    return "" if np.isnan(error) else f" ± {error:.1f}"
 
 
 def _in_a_sentence(own: pd.DataFrame) -> str:
     what, _, how = own.method.iloc[0].partition(": ")
-    what = what if what[:2].isupper() else what[:1].lower() + what[1:]
-    return f"{what} ({how})" if how else what
+    return f"{_uncapitalised(what)} ({how})" if how else _uncapitalised(what)
+
+
+def _uncapitalised(text: str) -> str:
+    """Begin with a small letter, unless the first word is a name, such as ToMe."""
+    first, _, _ = text.partition(" ")
+    return text.replace(first, first.lower(), 1) if first.istitle() else text
 
 
 def style_of(row: str, experiment: Experiment) -> dict[str, Any]:
@@ -381,7 +391,9 @@ def throughput_values(experiment: Experiment, records: Records) -> pd.DataFrame:
 
 def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
     """Plot speeds over the original's by device, a panel per network on one scale; the paper's are hollow."""
-    rows, sides = [*dict.fromkeys([*experiment.rows, *values.row])], {True: "here", False: "in the paper"}
+    rows = [*dict.fromkeys([*experiment.rows, *values.row])]
+    sides = {True: "here, on networks too small to time well" if experiment.column_titles else "here"}
+    sides[False] = "in the paper"
     figure, every = panels(len(experiment.columns), 1.4 + 0.3 * len(rows), sharex=True, sharey=True)
     for axes, column in zip(every, experiment.columns, strict=True):
         axes.set(title=column, xlabel="times the original's speed")

@@ -64,9 +64,7 @@ def draw_couplings(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure
     _draw_maps(maps, experiment, values)
     _draw_tokens(tokens, experiment, values)
     off = values[values.token != values.other].groupby("column").coupling.median()
-    means = values.groupby("column").distance_correlation.mean()
-    message = f"Between tokens, the median coupling is {span(100 * off)} % of a token's own"
-    return figure, f"{message}; squared distance correlations are {span(means)} in the mean"
+    return figure, f"In the median, two tokens are coupled by {span(100 * off)} % of a token's own coupling"
 
 
 def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -90,7 +88,9 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     if points.empty:
         return figure, ""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
-    level = points[points.difference >= -ERRORS_APART * points.difference_error].drop(best.name).estimator
+    level = (
+        points[points.difference >= -ERRORS_APART * points.difference_error].drop(best.name, errors="ignore").estimator
+    )
     text = f"{closest.estimator} is closest to the Fisher; of those shown, {best.estimator} has the highest top-1"
     return figure, text + f", level with {', '.join(level)}" * bool(len(level))
 
@@ -124,7 +124,8 @@ def draw_cross_moments(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
     figure.supylabel("cross-token / token-local", fontsize="medium")
     one_legend(every[0])
     medians = values.groupby("column").operator.median()
-    return figure, f"What FACTS drops of the Fisher is {span(medians)} times what it keeps, in the median layer"
+    dropped = f"what FACTS drops of the Fisher is {span(medians)} times what it keeps"
+    return figure, f"Over all pairs of tokens, {dropped}, in the median layer"
 
 
 def _draw_maps(every: list[Axes], experiment: Experiment, values: pd.DataFrame) -> None:
@@ -153,8 +154,9 @@ def _draw_tokens(every: list[Axes], experiment: Experiment, values: pd.DataFrame
     for axes, column in zip(every, experiment.columns, strict=True):
         tokens = values[(values.column == column) & values.coupling.isna()]
         axes.set(xlabel="token index")
-        axes.sharey(every[0])
-        axes.label_outer()
+        if axes is not every[0]:
+            axes.sharey(every[0])
+            axes.label_outer()
         if tokens.empty:
             placeholder(axes)
             continue

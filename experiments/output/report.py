@@ -40,9 +40,9 @@ TERMS = (
     "tokens are image patches, merged when alike. docs/results.md says which of the paper's claims hold."
 )
 STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
+TITLES = {"mini": "The paper's tables on small networks", "photos": "Two published networks on photos"}
 ABOUT = {  # a folder, by its profile
-    "mini": "Networks with up to a million parameters, trained for this purpose, under the names of those that they "
-    f"stand in for. {UNLIKE}",
+    "mini": f"Small networks have up to a million parameters. {UNLIKE}",
     "photos": "A DeiT-Tiny and a ViT-Tiny as published, calibrated on ImageNet photos and not trained. Unless a table "
     "says otherwise, values are of the test half, 325 validation photos; defaults were tuned on 325 others.",
 }
@@ -91,7 +91,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     draws = {record.fingerprint: record for result in results for record in result.draws}
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
     content = {
-        "profile": folder.name,
+        "title": TITLES.get(folder.name, f"Results, profile {folder.name}"),
         "stand_ins": STAND_INS.get(folder.name, ""),
         "about": ABOUT.get(folder.name, "" if compared else UNLIKE),
         "folded": FOLDED if HEADINGS[1] in parts(results) else (),
@@ -113,7 +113,8 @@ def parts(results: list[Result]) -> dict[str, list[Result]]:
     for result in results:
         if result.has_begun:
             chosen[heading_of(result)].append(result)
-    return {heading: members for heading, members in chosen.items() if members}
+    further = HEADINGS[2] if chosen[HEADINGS[1]] else "Tables"
+    return {further if heading == HEADINGS[2] else heading: members for heading, members in chosen.items() if members}
 
 
 def heading_of(result: Result) -> str:

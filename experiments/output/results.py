@@ -17,7 +17,7 @@ from rich.markup import escape
 from experiments.cell import Cell
 from experiments.compose import is_ours
 from experiments.config import USER_ERRORS, Experiment, in_a_line, plain
-from experiments.grid import SMALL, every_experiment, verified
+from experiments.grid import every_experiment, verified
 from experiments.output import figures, layer_figures
 from experiments.output.entries import Entry, entries_of, places_of
 from experiments.output.figures import STYLE, Drawing, panels, placeholder
@@ -117,7 +117,9 @@ def draw_figure(experiment: Experiment, values: pd.DataFrame, folder: Path) -> P
 def titled(experiment: Experiment, profile: str) -> Experiment:
     """Copy an experiment with a title that names the profile."""
     experiment = copy.deepcopy(experiment)
-    experiment.title += STAND_INS.get(profile, "") * (SMALL not in experiment.title)
+    experiment.title += STAND_INS.get(profile, "") * (
+        not any(name in experiment.title for name in experiment.column_titles.values())
+    )
     return experiment
 
 

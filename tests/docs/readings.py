@@ -72,9 +72,9 @@ def on_gpu(runtime: str, units: bool = False) -> float:
     return at("benchmarks/nvidia_h200/units_and_tokens", f"PyTorch, {runtime}", plan, of="remaining time")
 
 
-def fastest_of_layers(plan: str) -> float:
+def speeds_on_gpu(plan: str) -> list[float]:
     formats = "float32", "bfloat16", "float16"
-    return max(at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", plan, of="speed-up") for kind in formats)
+    return [at("benchmarks/nvidia_h200/throughput", f"PyTorch, {kind}", plan, of="speed-up") for kind in formats]
 
 
 def latency(kind: str, network: str) -> float:
@@ -98,6 +98,10 @@ def recovered_by(what: str, network: str) -> float:
 def gain_in_int8(row: str, network: str, which: str = PLACE) -> float:
     """The speed in int8 over that of the dense network in int8."""
     return in_int8(row, f"{network}, {which}", "speedup") / in_int8(row, f"{network}, dense", "speedup")
+
+
+def top1_in_int8(row: str, network: str, which: str = "dense") -> float:
+    return in_int8(row, f"{network}, {which}", "exported_top1")
 
 
 def changed_by_int8(which: str) -> list[int]:

@@ -112,6 +112,6 @@ def test_a_table_and_a_plot_of_a_field(command, monkeypatch, tmp_path):
     assert cells[["row", "column", "status"]].to_numpy().tolist() == [[row, "DeiT-S", "done"] for row in ("0", "0.3")]
     assert cells.fingerprint.nunique() == 2
     text = (tmp_path / "mini/tables/mine.md").read_text()
-    assert text.startswith("# Ablation of estimator.shrinkage_row, at 50 % (DeiT-S); small stand-ins\n")
+    assert text.startswith("# Ablation of estimator.shrinkage_row, at 50 % (small DeiT-S)\n")
     assert (tmp_path / "mini/figures/mine.png").exists()
     assert '<table id="table-mine">' in (tmp_path / "mini/report.html").read_text()

@@ -84,6 +84,8 @@ def test_tracking_that_fails_changes_no_result(make_cell, offline, monkeypatch, 
     [
         ("", {}, "offline"),
         ("", {"WANDB_MODE": "disabled"}, "disabled"),
+        ("", {"WANDB_MODE": "dryrun"}, "offline"),
+        ("", {"WANDB_DISABLED": "true"}, "disabled"),
         ("tracking=offline", {"WANDB_MODE": "disabled"}, "offline"),  # chosen by somebody
     ],
 )
