@@ -35,9 +35,9 @@ LEADERS = (
     "else in most. Means are over columns. Without outcomes of single samples, leads are not tested."
 )
 TERMS = (
-    "FACTS is the paper's estimator of the Fisher, CoRS its search for ranks, which measures the loss of each layer, "
-    "and CoRS-Fisher our search, which predicts it. Units are attention heads and MLP hidden units, made narrower; "
-    "tokens are image patches, merged when alike. docs/results.md says which of the paper's claims hold."
+    "FACTS is the paper's estimator; its search CoRS measures the loss of each layer, our CoRS-Fisher predicts it. Units "
+    "are attention heads and MLP hidden units, made narrower; tokens are patches, merged when alike. Which of the "
+    "paper's claims hold: docs/results.md."
 )
 STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
 TITLES = {"mini": "The paper's tables on small networks", "photos": "Two published networks on photos"}

@@ -25,7 +25,7 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     experiment = ablation(*SHRINKAGE, "search=cors")
     assert experiment.name == "ablation_estimator_shrinkage_row_0_0-3_search-cors"
     assert experiment.axis_title == "estimator.shrinkage_row"
-    assert experiment.title == "Ablation of estimator.shrinkage_row, at 50 % (DeiT-B) and 60 % (Swin-B)"
+    assert experiment.title == "Ablation of estimator.shrinkage_row, at 50 % (small DeiT-B) and 60 % (small Swin-B)"
     assert experiment.rows == {"0": ["estimator.shrinkage_row=0"], "0.3": ["estimator.shrinkage_row=0.3"]}
     assert list(experiment.notes) == ["Made with search=cors."]
     grid = cells_of(experiment)
