@@ -32,12 +32,12 @@ FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 LEADERS = (
     "Lists of tables name the methods that are best, or within two standard errors of the best, in every column, or "
-    "else in most. Means are over columns. Without outcomes of single samples, leads are not tested."
+    "else in most. Means are over columns. Without outcomes of single samples, leads are not tested. Which of the "
+    "paper's claims hold: docs/results.md."
 )
 TERMS = (
-    "FACTS is the paper's estimator; its search CoRS measures the loss of each layer, our CoRS-Fisher predicts it. Units "
-    "are attention heads and MLP hidden units, made narrower; tokens are patches, merged when alike. Which of the "
-    "paper's claims hold: docs/results.md."
+    "FACTS is the paper's estimator; CoRS, its search, measures each layer's loss, and our CoRS-Fisher predicts it. "
+    "Units are attention heads and MLP hidden units, made narrower; tokens are patches, merged."
 )
 STAND_INS = {"mini": "; small stand-ins"}  # in titles of a profile, since tables and figures travel alone
 TITLES = {"mini": "The paper's tables on small networks", "photos": "Two published networks on photos"}
