@@ -121,6 +121,8 @@ def draw_cross_moments(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
         axes.axhline(0, color=BLACK, linewidth=0.5)
     for axes in every[len(experiment.columns) :]:
         axes.set_visible(False)
+    every[0].set_yscale("symlog", linthresh=1)  # few layers drop ten times what most do
+    every[0].set_yticks([0, 1, 3, 10], ["0", "1", "3", "10"])
     figure.supylabel("cross-token / token-local", fontsize="medium")
     one_legend(every[0])
     medians = values.groupby("column").operator.median()
