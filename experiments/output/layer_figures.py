@@ -20,7 +20,6 @@ from experiments.output.figures import (
     Records,
     joined,
     metrics_of,
-    one_legend,
     panels,
     placeholder,
     span,
@@ -121,10 +120,11 @@ def draw_cross_moments(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
         axes.axhline(0, color=BLACK, linewidth=0.5)
     for axes in every[len(experiment.columns) :]:
         axes.set_visible(False)
-    every[0].set_yscale("symlog", linthresh=1)  # few layers drop ten times what most do
+    every[0].set_yscale("symlog", linthresh=1, linscale=0.5)  # few layers drop ten times what most do
     every[0].set_yticks([0, 1, 3, 10], ["0", "1", "3", "10"])
+    every[0].set_ylim(values[[*KINDS]].min(axis=None) - 0.2, 2 * values[[*KINDS]].max(axis=None))
     figure.supylabel("cross-token / token-local", fontsize="medium")
-    one_legend(every[0])
+    figure.legend(*every[0].get_legend_handles_labels(), loc="outside right center", fontsize=6)
     medians = values.groupby("column").operator.median()
     dropped = f"what FACTS drops of the Fisher is {span(medians)} times what it keeps"
     return figure, f"Over all pairs of tokens, {dropped}, in the median layer"
