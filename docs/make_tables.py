@@ -10,6 +10,7 @@ from itertools import product
 from math import isnan
 from pathlib import Path
 
+from claims_figure import draw_claims
 from measurements import (
     BASES,
     BOTH,
@@ -173,7 +174,7 @@ def paper_claims() -> Rows:
     photos = lead_over("photos/baselines", "FACTS + CoRS", others)
     yield _claim("CoRS leads every other search of the paper", *leads, photos)
     others = ["Shampoo²", "KFAC-expand", "KFAC-reduce", "GFWSVD", "FW-SVD"]
-    photos = lead_over("photos/fisher_estimators", "FACTS", others)
+    photos = lead_over("photos/baselines", "FACTS", others)
     yield _claim("FACTS leads every other estimator", *_leads("fisher_estimators", "FACTS", others), photos)
     closest = [lead_over_closest(name, of) for name, of in (("", "paper"), ("", "ours"), ("photos/", "ours"))]
     yield _claim("FACTS leads the estimator closest to the Fisher", *closest)
@@ -355,6 +356,7 @@ def loose_numbers(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    draw_claims(paper_claims())
     for page in PAGES:
         rendered = render(page.read_text())
         with replacing(page) as path:

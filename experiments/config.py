@@ -88,7 +88,8 @@ class Experiment:
     overrides in `mini` apply only to that profile, after the columns'. `photos` holds the fields that differ in that
     profile: an experiment without it is not for that profile, one with all its columns there is only for it. An
     ablation has a row for each of the `axis_values` of its `axis`, a field or a list of fields; `option` is its file if
-    the command line names it. A figure is about the row `default`, or gives differences from it. `seeds` is the
+    the command line names it, and `default` the row from which its figure's differences are. `drawn` are the rows of a
+    figure of steps, by default the best ones; its message is about the first. `seeds` is the
     number of draws of the calibration sample, the search sample and sampled labels behind each value, unless the
     profile or the command line says otherwise. `properties` are attributes of the estimators, with their titles, that
     the table shows. `shown` are the metrics of tables to be read, by default the ranked one, or all if there is but one
@@ -106,6 +107,7 @@ class Experiment:
     axis_values: Any = None
     axis_title: str = ""
     default: str = ""
+    drawn: list[str] = field(default_factory=list)
     metrics: dict[str, str] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     experiments: list[str] = field(default_factory=list)

@@ -163,7 +163,7 @@ def completed(experiment: Experiment) -> Experiment:
     if experiment.axis:
         experiment.rows = rows_of(plain(experiment.axis), plain(experiment.axis_values))
     experiment.row_titles = {row: title_of(row, overrides) for row, overrides in experiment.rows.items()}
-    experiment.column_titles = column_titles_of(experiment.columns)
+    experiment.column_titles = names_of_small(experiment.columns, experiment.overrides)
     for name, title in experiment.column_titles.items():
         network = rf"(?<!{SMALL})(?<!\w){re.escape(name)}(?!\w)"
         experiment.title = re.sub(network, lambda _, title=title: title, experiment.title)
@@ -178,11 +178,15 @@ def title_of(row: str, overrides: list[str]) -> str:
     return row
 
 
-def column_titles_of(columns: Mapping[str, list[str]]) -> dict[str, str]:
+def names_of_small(columns: Mapping[str, list[str]], overrides: Iterable[str]) -> dict[str, str]:
     """Name columns and networks of the profile `mini` as small ones, since they are called after large ones."""
+    if chosen_profile() != "mini":
+        return {}
     own = [column for column, lines in columns.items() if any(line.startswith("model=") for line in lines)]
     names = {name for column in own for name in (column, column.partition(", ")[0])}
-    return {name: f"{SMALL}{name}" for name in sorted(names)} if chosen_profile() == "mini" else {}
+    models = [line.removeprefix("model=") for line in overrides if line.startswith("model=")]
+    names |= {read_file("model", model)["title"] for model in models}
+    return {name: f"{SMALL}{name}" for name in sorted(names)}
 
 
 def chosen_profile() -> str:
@@ -234,7 +238,7 @@ def ablation_of(config: DictConfig) -> Experiment:
     }
     if "model" in keys:
         experiment.columns = {config.model.title: []}
-        experiment.column_titles = column_titles_of({config.model.title: ["model="]})
+        experiment.column_titles = names_of_small({}, given_to_cells(experiment))
     start = given_to_cells(experiment)
     columns = {title: composed(*start, *overrides) for title, overrides in experiment.columns.items()}
     choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no paths

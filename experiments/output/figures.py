@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.config import Experiment
 from experiments.paper import paper_values
@@ -223,7 +224,8 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         networks[column.partition(", ")[0]].append(column)
     figure, every = panels(len(networks), 2.9, sharey=True)
     differences = values[values.method != reference].groupby("method").difference
-    best = differences.mean().nlargest(MOST_SERIES - 1).index
+    number, best = differences.count(), [*differences.mean().nlargest(MOST_SERIES - 1).index]
+    best = [row for row in experiment.drawn if number.get(row)] or best
     drawn = {row: style_of(row, experiment) for row in best}
     for axes, (network, columns) in zip(every, networks.items(), strict=True):
         axes.set_title(network)
@@ -236,20 +238,18 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         axes.set_xticks(range(len(columns)), shares)
         axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
     every[0].set_ylabel(f"Top-1: points from {_uncapitalised(reference)}, ± standard error")
-    shown, number = values[values.method.isin(drawn)], differences.count()
-    left_out = [f"the {len(drawn)} best of {sum(number > 0)} methods"] * bool(sum(number > 0) > len(drawn))
+    shown, chosen = values[values.method.isin(drawn)], "" if experiment.drawn else "the best "
+    left_out = [f"{chosen}{len(drawn)} of {sum(number > 0)} methods"] * bool(sum(number > 0) > len(drawn))
     left_out += ["lower points are cut off"] * has_cut_where_methods_differ(every[0], shown.difference)
     if left_out:
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         text = fill(f"{', '.join(left_out)}: see the table", CHARACTERS_OF_NOTE // len(networks))
         every[0].text(0.01, 0.03, text, fontsize=6, ha="left", bbox=ground, transform=every[0].transAxes)
     last = shown.dropna(subset="difference").groupby("method").difference.last()
-    default = experiment.default
-    full, short = {default: f"{default} (default)"}, {default: f"{default.partition(': ')[0]}: the default"}
-    ends = {full.get(method, method): (height, drawn[method]) for method, height in last.items()}
+    ends = {method: (height, drawn[method]) for method, height in last.items()}
     name_curves(every[-1], ends | {reference: (0.0, style_of(reference, experiment))})
-    in_all = sorted(best[number[best] == number.max()], key=lambda method: method != experiment.default)
-    told = [values[values.method == each].replace({"method": short}) for each in in_all[:2]]
+    in_all = [each for each in best if number[each] == number.max()]
+    told = [values[values.method == each] for each in in_all[:2]]
     return figure, _message_on(told, _uncapitalised(reference)) if told else ""
 
 
@@ -406,7 +406,8 @@ def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
             axes.errorbar(point.speedup, place, xerr=point.error, fmt="o", markersize=5, **style)
             right = point.speedup + (0 if pd.isna(point.error) else point.error)
             axes.annotate(f"  {point.speedup:.2f}", (right, place), fontsize=6, va="center")
-    every[0].set_yticks(range(len(rows)), [row if row in experiment.rows else f"{row} (paper)" for row in rows])
+    paper = "paper, full size" if experiment.column_titles else "paper"
+    every[0].set_yticks(range(len(rows)), [row if row in experiment.rows else f"{row} ({paper})" for row in rows])
     every[0].margins(x=0.15)
     every[0].set_ylim(len(rows) - 0.5, -0.5)
     if len(experiment.shown) > 1:
@@ -415,3 +416,34 @@ def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     groups = dict(iter(own.groupby(own.row.isin(experiment.rows), sort=False).speedup))
     spans = (f"{span(speeds, '.2f')} {sides[is_ours]}" for is_ours, speeds in groups.items())
     return figure, f"Low-rank layers, times the original's speed: {', '.join(spans)}"
+
+
+def trade_off_values(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """List speeds over the original's and the ranked metric, with its standard error, by row and column."""
+    return metrics_of(records, "speedup", experiment.ranked_by).dropna(subset=["speedup", experiment.ranked_by])
+
+
+def draw_trade_off(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
+    """Plot the metric against speed, a panel per network: rows have colours, and what a network became has a mark."""
+    metric, (networks, kinds) = experiment.ranked_by, zip(*(each.split(", ", 1) for each in values.column), strict=True)
+    values = values.assign(network=networks, kind=kinds)
+    marks = dict(zip(dict.fromkeys(kinds), MARKERS, strict=False))
+    figure, every = panels(values.network.nunique(), 2.9, sharex=True, sharey=True)
+    told = []
+    for axes, (network, own) in zip(every, values.groupby("network", sort=False), strict=True):
+        axes.set(title=network, xlabel="times the original's speed")
+        for row, color in zip(experiment.rows, COLUMN_COLORS, strict=False):
+            for point in own[own.row == row].itertuples():
+                style: dict[str, Any] = {"color": color, "marker": marks[point.kind], "markersize": 5}
+                axes.errorbar(point.speedup, getattr(point, metric), point.standard_error, **style, **THIN)
+        close = own[own[metric] >= own[metric].iloc[0] - 1]  # the first is the original
+        best = close.loc[close.speedup.idxmax()]
+        told.append(f"{network} {best.speedup:.1f} times ({best.kind}, {best.row})")
+    every[0].set_ylabel(f"{experiment.metrics[metric]}, ± standard error")
+    named: list[tuple[str, dict[str, Any]]] = [
+        (row, {"color": color}) for row, color in zip(experiment.rows, COLUMN_COLORS, strict=False)
+    ]
+    named += [(kind, {"marker": mark, "color": GREY, "linestyle": "none"}) for kind, mark in marks.items()]
+    handles = [Line2D([], [], label=label, **look) for label, look in named]
+    figure.legend(handles=handles, loc="outside right center", fontsize=6)
+    return figure, f"Fastest within a point of the original: {', '.join(told)}"

@@ -34,12 +34,14 @@ def leaders_of(experiment: Experiment, entries: Collection[Entry], source: str =
     best = reads == reads[own.groupby("column").value.transform(f"idx{which}")].to_numpy()
     counts = (best | (own.behind.astype(float) <= ERRORS_APART)).groupby(own.row).sum()
     means = own.groupby("row").value.mean().sort_values(ascending=which == "min")
-    names = [name for name in means.index if counts[name] == counts.max()]
+    by_mean = experiment.figure == "ranking"  # which says, too, who is level with the best by the mean
+    names = [*means.index[:1]] if by_mean else [name for name in means.index if counts[name] == counts.max()]
     text = "; ".join(names) if len(names) <= MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
     text = f"all {len(counts)}, level" if len(names) == len(counts) else text
     text = f"{experiment.axis_title}: {text}" if experiment.axis_title else text
     num_columns = own.column.nunique()
     where = [f"{counts.max()} of {num_columns} columns"] * bool(counts.max() < num_columns)
+    where = ["by the mean"] if by_mean else where
     is_tested = bool(own.behind.notna().any())  # all errors of others are unknown, as the paper's are
     remarks = ", ".join([*where, *["lead not tested"] * (not is_tested and source == "ours")])
     dense = [entry for entry in entries if is_dense(experiment.rows.get(entry.row, []))]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from experiments.config import Experiment
+from experiments.output.entries import is_method
 from experiments.output.figures import (
     BLACK,
     BLUE,
@@ -17,6 +18,7 @@ from experiments.output.figures import (
     GREY,
     ORANGE,
     VERMILION,
+    WIDTH,
     Records,
     joined,
     metrics_of,
@@ -30,6 +32,7 @@ from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
 
 SIGNIFICANT = 0.05
+COLOURED = 0.01, 0.99  # quantiles of couplings between which colours differ
 COLUMNS = ["column", "layer", "token", "other", "coupling", "distance_correlation", "p_value"]
 MOTIVATION_COLUMNS = [*COLUMNS, "estimator", "cosine", "cosine_error", "top1", "standard_error"]
 MOTIVATION_COLUMNS += ["difference", "difference_error"]  # from the one with the highest top-1
@@ -71,10 +74,7 @@ def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     couplings = coupling_values(experiment, records)
     first = next(iter(experiment.rows))
     estimators = {place: record for place, record in records.items() if place[0] != first}
-    points = metrics_of(estimators, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
-    if len(points):
-        points = with_differences(points, estimators, points.row[points.top1.idxmax()], "top1")
-    return joined([couplings, points.rename(columns={"row": "estimator"})], MOTIVATION_COLUMNS)
+    return joined([couplings, similarity_values(experiment, estimators)], MOTIVATION_COLUMNS)
 
 
 def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
@@ -86,12 +86,36 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     _draw_similarity(third, points)
     if points.empty:
         return figure, ""
+    return figure, _message_on(points)
+
+
+def _message_on(points: pd.DataFrame) -> str:
+    """Say which estimator is closest to the Fisher, and which are level in top-1."""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
     level = (
         points[points.difference >= -ERRORS_APART * points.difference_error].drop(best.name, errors="ignore").estimator
     )
-    text = f"{closest.estimator} is closest to the Fisher; of those shown, {best.estimator} has the highest top-1"
-    return figure, text + f", level with {', '.join(level)}" * bool(len(level))
+    has = f"of those shown, {best.estimator} has"
+    has = "it has" if closest.estimator == best.estimator else has
+    text = f"{closest.estimator} is closest to the Fisher; {has} the highest top-1"
+    return text + f", level with {', '.join(level)}" * bool(len(level))
+
+
+def similarity_values(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """List the similarity of estimators to the Fisher and their accuracy, with differences from the best one's."""
+    names = [row for row in experiment.rows if is_method(experiment, row)]
+    own = {place: record for place, record in records.items() if place[0] in names}
+    points = metrics_of(own, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
+    if len(points):
+        points = with_differences(points, own, points.row[points.top1.idxmax()], "top1")
+    return points.rename(columns={"row": "estimator"})
+
+
+def draw_similarity(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
+    """Plot the similarity of estimators to the Fisher against accuracy, for one network."""
+    figure, (axes,) = panels(1, 2.9, width=0.6 * WIDTH)
+    _draw_similarity(axes, values)
+    return figure, _message_on(values)
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -133,7 +157,7 @@ def draw_cross_moments(experiment: Experiment, values: pd.DataFrame) -> tuple[Fi
 def _draw_maps(every: list[Axes], experiment: Experiment, values: pd.DataFrame) -> None:
     """Draw the columns' maps on one logarithmic scale: a few tokens can outweigh all others; no coupling is white."""
     known = values.coupling[values.coupling > 0]
-    norm = LogNorm(known.min(), known.max()) if len(known) else None
+    norm = LogNorm(*np.quantile(known, COLOURED)) if len(known) else None
     for axes, column in zip(every, experiment.columns, strict=True):
         own = values[(values.column == column) & values.coupling.notna()]
         axes.set(title=column, xlabel="token index", ylabel="token index")
@@ -146,7 +170,8 @@ def _draw_maps(every: list[Axes], experiment: Experiment, values: pd.DataFrame) 
         coupling = np.triu(upper) + np.triu(upper, 1).T
         image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm=norm)
     if norm:
-        bar = every[0].figure.colorbar(image, ax=every, location="bottom", shrink=0.6, aspect=40, pad=0.02)
+        ends = {"extend": "both", "location": "bottom", "shrink": 0.6, "aspect": 40, "pad": 0.02}
+        bar = every[0].figure.colorbar(image, ax=every, **ends)
         bar.set_label("coupling / mean diagonal" + "; white: none" * bool((values.coupling == 0).any()), fontsize=7)
         bar.ax.xaxis.set_minor_formatter(NullFormatter())
 
@@ -179,8 +204,10 @@ def _draw_similarity(axes: Axes, points: pd.DataFrame) -> None:
     errors = {"xerr": points.cosine_error, "yerr": points.standard_error}
     axes.errorbar(points.cosine, points.top1, **errors, fmt="o", color=VERMILION, elinewidth=0.6)
     middle = (points.cosine.min() + points.cosine.max()) / 2
-    for number, point in enumerate(points.sort_values("cosine").itertuples()):
-        up = (3, -8)[number % 2]  # neighbours may be close; labels point inwards, so that none crosses the frame
+    for point in points.itertuples():
+        others = points.drop(point.Index)
+        beside = others.top1[(others.cosine - point.cosine).abs().nsmallest(1).index]
+        up = 3 if (point.top1 >= beside).all() else -8  # labels point inwards, so that none crosses the frame
         shift, side = ((4, up), "left") if point.cosine < middle else ((-4, up), "right")
         place: dict[str, Any] = {"xytext": shift, "textcoords": "offset points", "ha": side, "fontsize": 6}
         axes.annotate(point.estimator, (point.cosine, point.top1), **place)

@@ -35,9 +35,11 @@ DRAWINGS = {
     "cross_moments": Drawing(layer_figures.cross_values, layer_figures.draw_cross_moments),
     "motivation": Drawing(layer_figures.motivation_values, layer_figures.draw_motivation),
     "ranking": Drawing(figures.ranking_values, figures.draw_ranking),
+    "similarity": Drawing(layer_figures.similarity_values, layer_figures.draw_similarity),
     "sensitivity_interpolation": Drawing(layer_figures.interpolation_values, layer_figures.draw_interpolation),
     "steps": Drawing(figures.steps_values, figures.draw_steps),
     "throughput": Drawing(figures.throughput_values, figures.draw_throughput),
+    "trade_off": Drawing(figures.trade_off_values, figures.draw_trade_off),
     "token_couplings": Drawing(layer_figures.coupling_values, layer_figures.draw_couplings),
 }
 UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}}  # the same file for the same values

@@ -16,6 +16,8 @@ from measurements import (
     table,
 )
 
+from tests.docs.pages import maker
+
 RANKS = (60, 50, 40)
 PLAIN, OTHERS = ("PELA", "FW-SVD", "ASVD"), ("FW-SVD", "GFWSVD", "KFAC-reduce", "KFAC-expand")
 HALF = [f"{network}, 50 %" for network in TINY]
@@ -70,6 +72,11 @@ def on_gpu(runtime: str, units: bool = False) -> float:
     """The share of the time that remains, by a plan of so many FLOPs by the full rule."""
     plan = "0.504" if units else "0.501"
     return at("benchmarks/nvidia_h200/units_and_tokens", f"PyTorch, {runtime}", plan, of="remaining time")
+
+
+def verdict_on(claim: str) -> str:
+    """The last column of the paper's claims."""
+    return next(cells[-1] for cells in maker["paper_claims"]() if cells[0] == claim)
 
 
 def speeds_on_gpu(plan: str) -> list[float]:

@@ -63,6 +63,7 @@ from tests.docs.readings import (
     tokens_alone_are_level,
     top1,
     top1_in_int8,
+    verdict_on,
 )
 
 README: dict[str, Callable[[], bool]] = {
@@ -81,6 +82,16 @@ README: dict[str, Callable[[], bool]] = {
     "on the test half, it is level with ToMe down to half of the FLOPs, and leads by far below.": lambda: (
         max(abs(errors_ahead(TOME, each, ["top1"])) for each in columns(80, 70, 60, 50)) < 2
         and min(points(BOTH, TOME, 40, 30, halves=["top1"])) > 10
+    ),
+    "FACTS leads SVD-LLM and plain truncation, and CoRS leads uniform ranks.": lambda: (
+        {verdict_on(f"{row} leads {other}") for row, other in (("FACTS", "SVD-LLM"), ("FACTS", "plain truncation"))}
+        == {"yes"}
+        == {verdict_on("CoRS leads uniform ranks")}
+    ),
+    "FACTS is not ahead of Shampoo² there; finetuned, FACTS with CoRS does not lead pruning.": lambda: (
+        lead("fisher_estimators", "FACTS", "Shampoo²") < 1
+        and lead("photos/baselines", "FACTS", "Shampoo²") < 0
+        and verdict_on("FACTS + CoRS leads pruning, finetuned") == "no"
     ),
     "Merging saves FLOPs, not parameters.": lambda: all(kept(TOME, each) == 1 for each in HALF),
     "Large networks get faster on CPUs;": lambda: all(
@@ -201,7 +212,11 @@ RESULTS: dict[str, Callable[[], bool]] = {
         fisher("FACTS", "cosine") > max(fisher(row, "cosine") for row in OTHERS)
         and round(fisher("Shampoo²", "top1") - fisher("FACTS", "top1")) == 3
     ),
-    "behind Shampoo², about one standard error.": lambda: round(fisher("FACTS", "top1", of="behind")) == 1,
+    "over both networks, with 250 photos, four points, nearly three errors.": lambda: all(
+        round(value) == -4 and 2.5 < -value / error < 3
+        for value, error in [lead_over("photos/baselines", "FACTS", ["Shampoo²"])]
+    ),
+    "behind Shampoo², about one standard error;": lambda: round(fisher("FACTS", "top1", of="behind")) == 1,
     "drops, are five times what FACTS keeps": lambda: round(at("photos/cross_moments", "FACTS", "cross_operator")) == 5,
     "a DeiT-Tiny without its classifier keeps its nearest-neighbour accuracy, within the standard error;": lambda: (
         abs(encoder("Dense") - encoder("Units and tokens")) < encoder("Dense", of="standard_error")
@@ -266,7 +281,7 @@ RESULTS: dict[str, Callable[[], bool]] = {
         0.6 < on_gpu("float32 (highest)") < 0.7
         and on_gpu("float32 (highest)", units=True) < on_gpu("float32 (highest)")
     ),
-    "On the CPU, units save over a third of the time in every format, and so do units with tokens": lambda: all(
+    "On this CPU, units save the DeiT-B over a third of the time in every format, and so do units with": lambda: all(
         on_cpu(row, plan) < 0.66
         for row, plan in product(table("benchmarks/amd_epyc/runtimes").row, ("units", "units and tokens"))
         if (row, plan) != ("OpenVINO, int8", "units and tokens")
@@ -303,9 +318,9 @@ CHOOSING: dict[str, Callable[[], bool]] = {
     "int8 alone gains a third": lambda: all(
         1.25 < in_int8(INT8[1], f"{network}, dense", "speedup") < 1.4 for network in TINY
     ),
-    "units and tokens at 50 %: a third to a half faster, up to two points lower": lambda: all(
+    "units and tokens at 50 %: a third to a half faster, at most two and a half points lower": lambda: all(
         1.33 < in_int8("float32", f"{network}, {PLACE}", "speedup") < 1.5
-        and round(top1_in_int8("float32", network) - top1_in_int8("float32", network, PLACE)) <= 2
+        and top1_in_int8("float32", network) - top1_in_int8("float32", network, PLACE) < 2.5
         for network in TINY
     ),
     "int8: under a third of the bytes": lambda: all(
