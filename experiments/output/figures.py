@@ -238,8 +238,8 @@ def draw_steps(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, st
         axes.set_xticks(range(len(columns)), shares)
         axes.set_xlabel("FLOPs that remain" * shares[0].endswith("%"))
     every[0].set_ylabel(f"Top-1: points from {_uncapitalised(reference)}, ± standard error")
-    shown, chosen = values[values.method.isin(drawn)], "" if experiment.drawn else "the best "
-    left_out = [f"{chosen}{len(drawn)} of {sum(number > 0)} methods"] * bool(sum(number > 0) > len(drawn))
+    shown, which = values[values.method.isin(drawn)], f"{len(drawn)}" if experiment.drawn else f"the {len(drawn)} best"
+    left_out = [f"{which} of {sum(number > 0)} methods"] * bool(sum(number > 0) > len(drawn))
     left_out += ["lower points are cut off"] * has_cut_where_methods_differ(every[0], shown.difference)
     if left_out:
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}

@@ -176,15 +176,47 @@ def test_a_figure_of_steps_says_how_far_its_best_method_is_level(right, message)
     assert drawn(experiment, values_of(experiment, records))[1] == message
 
 
-def test_a_figure_of_steps_is_about_the_default_under_the_names_of_the_profile():
-    experiment = drawing("steps", "Dense", "Layers: FACTS", "Units: FACTS", unranked=["Dense"], default="Layers: FACTS")
-    right = {"Dense": 170, "Units: FACTS": 168, "Layers: FACTS": 100}
+def test_a_figure_of_steps_is_about_the_first_row_drawn_under_the_names_of_the_profile():
+    chosen = {"unranked": ["Dense"], "drawn": ["Layers: FACTS", "Units: FACTS", "of another profile"]}
+    experiment = drawing("steps", "Dense", "Layers: FACTS", "Units: FACTS", "Units: PELA", **chosen)
+    right = {"Dense": 170, "Units: FACTS": 168, "Layers: FACTS": 100, "Units: PELA": 169}
     records = {(row, "Net"): judged(number, gflops=1.0) for row, number in right.items()}
     experiment.column_titles = {"Net": "small Net"}
     figure, message = drawn(experiment, values_of(experiment, records))
-    assert message == "Points below dense: 35.0 ± 3.4 with layers (the default); 1.0 ± 0.7 with units (FACTS)"
-    assert figure.axes[0].get_title() == "small Net"
-    assert "Layers: FACTS (default)" in [text.get_text() for text in figure.axes[0].texts]
+    assert message == "Points below dense: 35.0 ± 3.4 with layers (FACTS); 1.0 ± 0.7 with units (FACTS)"
+    (axes,) = figure.axes
+    names = {"Dense", "Layers: FACTS", "Units: FACTS", "2 of 3 methods: see the table"}
+    assert axes.get_title() == "small Net" and {text.get_text() for text in axes.texts} == names
+
+
+def test_estimators_stand_at_their_likeness_to_the_fisher_and_level_ones_are_named():
+    """Without an analysis there is no likeness; the original has none."""
+    right = {"Dense": (190, None), "A": (168, 0.2), "B": (170, 0.1), "C": (100, 0.05), "D": (160, None)}
+    records = {row: judged(number, **({"cosine": near} if near else {})) for row, (number, near) in right.items()}
+    experiment = drawing("similarity", *records, unranked=["Dense"])
+    figure, values = drawn_from(experiment, records)
+    assert values.estimator.tolist() == ["A", "B", "C"] and values.difference.tolist() == [-1, 0, -35]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["A", "B", "C"]
+    _, message = drawn(experiment, values)
+    assert message == "A is closest to the Fisher; of those shown, B has the highest top-1, level with A"
+    records["A"] = judged(180, cosine=0.2)
+    _, message = drawn(experiment, drawn_from(experiment, records)[1])
+    assert message == "A is closest to the Fisher; it has the highest top-1"
+
+
+def test_speed_and_accuracy_of_each_network_stand_beside_each_other():
+    speeds = {
+        ("float32", "Net, dense"): (170, 1.0),
+        ("int8", "Net, dense"): (169, 2.0),
+        ("int8", "Net, half"): (150, 3.0),
+    }
+    records = {place: judged(right, speedup=speed) for place, (right, speed) in speeds.items()}
+    experiment = drawing("trade_off", "float32", "int8")
+    experiment.columns = {"Net, dense": [], "Net, half": []}
+    figure, message = drawn(experiment, values_of(experiment, records))
+    assert message == "Fastest within a point of the original: Net 2.0 times (dense, int8)"
+    points = [tuple(map(float, container.lines[0].get_xydata()[0])) for container in figure.axes[0].containers]
+    assert points == [(1.0, 85.0), (2.0, 84.5), (3.0, 75.0)]
 
 
 def test_a_method_has_the_colour_of_its_parts_in_every_figure():
