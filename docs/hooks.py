@@ -12,7 +12,8 @@ from public_names import public_names
 
 ROOT = Path(__file__).parents[1]
 SOURCES = (
-    *("*.md", "CITATION.cff", "docs/*.md", "docs/*.svg", "docs/*.css", "docs/*.js", "tests/README.md", "examples/*.*"),
+    *("*.md", "CITATION.cff", "tests/README.md", "examples/*.*"),
+    *("docs/*.md", "docs/*.svg", "docs/*.png", "docs/*.css", "docs/*.js"),
     *("results/*/*.md", "results/*/*/*.md", "results/*/*.png", "results/*/figures/*.png", "results/*/report.html"),
 )
 FRAME = '<iframe src="report.html" title="Report"></iframe>'
