@@ -42,6 +42,7 @@ lint: $(VENV)/.test
 # Tables and numbers of the pages, from docstrings and records; and site/, to be opened at site/index.html.
 docs: $(VENV)/.test
 	$(VENV)/bin/python docs/make_tables.py
+	$(VENV)/bin/python docs/claims_figure.py
 	$(RUN) mkdocs build --strict
 
 # For machines without a clone: the library alone, and the experiments with the small networks.

@@ -1,4 +1,4 @@
-"""Draws `docs/claims.png`: the lead of each claim of the paper, there, on small networks and on photos."""
+"""Draws `docs/claims.png`, for `make docs`: the lead of each claim of the paper, there, on small networks and on photos."""
 
 import re
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from textwrap import fill
 
 from matplotlib.figure import Figure
+from make_tables import paper_claims
 from measurements import ROOT
 
 from experiments.output.figures import BLACK, BLUE, GREY, VERMILION
@@ -52,3 +53,7 @@ def draw_claims(rows: Iterable[tuple[str, ...]]) -> None:
     )
     with replacing(ROOT / "docs" / "claims.png") as path:
         figure.savefig(path, format="png", dpi=160)
+
+
+if __name__ == "__main__":
+    draw_claims(paper_claims())

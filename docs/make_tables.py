@@ -10,7 +10,6 @@ from itertools import product
 from math import isnan
 from pathlib import Path
 
-from claims_figure import draw_claims
 from measurements import (
     BASES,
     BOTH,
@@ -356,7 +355,6 @@ def loose_numbers(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    draw_claims(paper_claims())
     for page in PAGES:
         rendered = render(page.read_text())
         with replacing(page) as path:

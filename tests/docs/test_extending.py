@@ -80,13 +80,7 @@ def test_an_estimator_inside_the_package_has_five_parts(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "checkpoints"))
     (tmp_path / "experiments/mini/checkpoints").symlink_to(ROOT / "experiments/mini/checkpoints")
     (tmp_path / "docs").mkdir()
-    for name in (
-        "pyproject.toml",
-        "docs/make_tables.py",
-        "docs/measurements.py",
-        "docs/claims_figure.py",
-        "docs/methods.md",
-    ):
+    for name in ("pyproject.toml", "docs/make_tables.py", "docs/measurements.py", "docs/methods.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     section = section_of("docs/extending.md", "Inside the package")
     write_files(section, tmp_path)
