@@ -1,12 +1,12 @@
-"""Draws `docs/claims.png`, for `make docs`: the lead of each claim of the paper, there, on small networks and on photos."""
+"""Draws `docs/claims.png`: the lead of each claim of the paper, there, on small networks and on photos."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable
 from textwrap import fill
 
-from matplotlib.figure import Figure
 from make_tables import paper_claims
+from matplotlib.figure import Figure
 from measurements import ROOT
 
 from experiments.output.figures import BLACK, BLUE, GREY, VERMILION
