@@ -166,7 +166,7 @@ def completed(experiment: Experiment) -> Experiment:
     experiment.column_titles = names_of_small(experiment.columns, experiment.overrides)
     for name, title in experiment.column_titles.items():
         network = rf"(?<!{SMALL})(?<!\w){re.escape(name)}(?!\w)"
-        experiment.title = re.sub(network, lambda _, title=title: title, experiment.title)
+        experiment.title = title.join(re.split(network, experiment.title))
     return experiment
 
 

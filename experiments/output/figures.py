@@ -419,31 +419,35 @@ def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
 
 
 def trade_off_values(experiment: Experiment, records: Records) -> pd.DataFrame:
-    """List speeds over the original's and the ranked metric, with its standard error, by row and column."""
-    return metrics_of(records, "speedup", experiment.ranked_by).dropna(subset=["speedup", experiment.ranked_by])
+    """List speeds over the original's, and how far accuracy is ahead of the network's first column in the first row."""
+    metric, first = experiment.ranked_by, next(iter(experiment.rows))
+    points, parts = metrics_of(records, "speedup", metric).dropna(subset=["speedup", metric]), list[pd.DataFrame]()
+    for network, own in points.groupby(points.column.str.replace(", .*", "", regex=True), sort=False):
+        original, kinds = own.column.iloc[0], own.column.str.removeprefix(f"{network}, ")
+        pairs = [(records[place], records.get((first, original))) for place in zip(own.row, own.column, strict=True)]
+        found = [paired_difference(one, other, metric) if one and other else (nan, nan) for one, other in pairs]
+        differences = pd.DataFrame(found, own.index, ["difference", "difference_error"], dtype=float)
+        parts.append(own.assign(network=network, kind=kinds).join(differences))
+    return joined(parts, ["network", "kind", "row", "speedup", metric, "difference", "difference_error"])
 
 
 def draw_trade_off(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
-    """Plot the metric against speed, a panel per network: rows have colours, and what a network became has a mark."""
-    metric, (networks, kinds) = experiment.ranked_by, zip(*(each.split(", ", 1) for each in values.column), strict=True)
-    values = values.assign(network=networks, kind=kinds)
-    marks = dict(zip(dict.fromkeys(kinds), MARKERS, strict=False))
+    """Plot accuracy against speed, a panel per network: rows have colours, and what a network became has a mark."""
     figure, every = panels(values.network.nunique(), 2.9, sharex=True, sharey=True)
+    colors = dict(zip(experiment.rows, COLUMN_COLORS, strict=False))
+    marks = dict(zip(values.kind.unique(), MARKERS, strict=False))
     told = []
     for axes, (network, own) in zip(every, values.groupby("network", sort=False), strict=True):
         axes.set(title=network, xlabel="times the original's speed")
-        for row, color in zip(experiment.rows, COLUMN_COLORS, strict=False):
-            for point in own[own.row == row].itertuples():
-                style: dict[str, Any] = {"color": color, "marker": marks[point.kind], "markersize": 5}
-                axes.errorbar(point.speedup, getattr(point, metric), point.standard_error, **style, **THIN)
-        close = own[own[metric] >= own[metric].iloc[0] - 1]  # the first is the original
-        best = close.loc[close.speedup.idxmax()]
+        axes.axhline(0, color=BLACK, linewidth=0.5)
+        for point in own.itertuples():
+            style: dict[str, Any] = {"color": colors[point.row], "marker": marks[point.kind], "markersize": 5}
+            axes.errorbar(point.speedup, point.difference, point.difference_error, **style, **THIN)
+        level = own[own.difference >= -ERRORS_APART * own.difference_error]
+        best = level.loc[level.speedup.idxmax()]
         told.append(f"{network} {best.speedup:.1f} times ({best.kind}, {best.row})")
-    every[0].set_ylabel(f"{experiment.metrics[metric]}, ± standard error")
-    named: list[tuple[str, dict[str, Any]]] = [
-        (row, {"color": color}) for row, color in zip(experiment.rows, COLUMN_COLORS, strict=False)
-    ]
-    named += [(kind, {"marker": mark, "color": GREY, "linestyle": "none"}) for kind, mark in marks.items()]
-    handles = [Line2D([], [], label=label, **look) for label, look in named]
+    every[0].set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from the original, ± standard error")
+    handles = [Line2D([], [], color=color, label=row) for row, color in colors.items()]
+    handles += [Line2D([], [], color=GREY, marker=mark, linestyle="none", label=kind) for kind, mark in marks.items()]
     figure.legend(handles=handles, loc="outside right center", fontsize=6)
-    return figure, f"Fastest within a point of the original: {', '.join(told)}"
+    return figure, f"Fastest that is level with the original in accuracy: {', '.join(told)}"

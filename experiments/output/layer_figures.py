@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from experiments.config import Experiment
-from experiments.output.entries import is_method
 from experiments.output.figures import (
     BLACK,
     BLUE,
@@ -18,7 +17,6 @@ from experiments.output.figures import (
     GREY,
     ORANGE,
     VERMILION,
-    WIDTH,
     Records,
     joined,
     metrics_of,
@@ -74,7 +72,10 @@ def motivation_values(experiment: Experiment, records: Records) -> pd.DataFrame:
     couplings = coupling_values(experiment, records)
     first = next(iter(experiment.rows))
     estimators = {place: record for place, record in records.items() if place[0] != first}
-    return joined([couplings, similarity_values(experiment, estimators)], MOTIVATION_COLUMNS)
+    points = metrics_of(estimators, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
+    if len(points):
+        points = with_differences(points, estimators, points.row[points.top1.idxmax()], "top1")
+    return joined([couplings, points.rename(columns={"row": "estimator"})], MOTIVATION_COLUMNS)
 
 
 def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
@@ -99,23 +100,6 @@ def _message_on(points: pd.DataFrame) -> str:
     has = "it has" if closest.estimator == best.estimator else has
     text = f"{closest.estimator} is closest to the Fisher; {has} the highest top-1"
     return text + f", level with {', '.join(level)}" * bool(len(level))
-
-
-def similarity_values(experiment: Experiment, records: Records) -> pd.DataFrame:
-    """List the similarity of estimators to the Fisher and their accuracy, with differences from the best one's."""
-    names = [row for row in experiment.rows if is_method(experiment, row)]
-    own = {place: record for place, record in records.items() if place[0] in names}
-    points = metrics_of(own, "cosine", "cosine_error", "top1").dropna(subset=["cosine", "top1"])
-    if len(points):
-        points = with_differences(points, own, points.row[points.top1.idxmax()], "top1")
-    return points.rename(columns={"row": "estimator"})
-
-
-def draw_similarity(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
-    """Plot the similarity of estimators to the Fisher against accuracy, for one network."""
-    figure, (axes,) = panels(1, 2.9, width=0.6 * WIDTH)
-    _draw_similarity(axes, values)
-    return figure, _message_on(values)
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:
@@ -170,7 +154,7 @@ def _draw_maps(every: list[Axes], experiment: Experiment, values: pd.DataFrame) 
         coupling = np.triu(upper) + np.triu(upper, 1).T
         image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm=norm)
     if norm:
-        ends = {"extend": "both", "location": "bottom", "shrink": 0.6, "aspect": 40, "pad": 0.02}
+        ends: dict[str, Any] = {"extend": "both", "location": "bottom", "shrink": 0.6, "aspect": 40, "pad": 0.02}
         bar = every[0].figure.colorbar(image, ax=every, **ends)
         bar.set_label("coupling / mean diagonal" + "; white: none" * bool((values.coupling == 0).any()), fontsize=7)
         bar.ax.xaxis.set_minor_formatter(NullFormatter())

@@ -28,6 +28,7 @@ from facts.parts import results_of
 from facts.utils.files import replacing
 
 HEADINGS = "Your own", "Tables of the paper", "Further tables", "Figures", "Ablations"
+FIRST = "steps", "trade_off", "ranking"  # kinds of figures whose findings come first
 FOLDED = HEADINGS[2], HEADINGS[4]  # until a reader opens them, beside tables of the paper
 UNLIKE = "The networks and data are not the paper's: compare how methods rank."
 LEADERS = (
@@ -85,7 +86,7 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     )
     for function in (gaps_of, leaders_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
-    environment.globals |= {"LEADERS": LEADERS, "MARKS": MARKS, "TERMS": TERMS}
+    environment.globals |= {"FIRST": FIRST, "LEADERS": LEADERS, "MARKS": MARKS, "TERMS": TERMS}
     environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     draws = {record.fingerprint: record for result in results for record in result.draws}

@@ -35,7 +35,6 @@ DRAWINGS = {
     "cross_moments": Drawing(layer_figures.cross_values, layer_figures.draw_cross_moments),
     "motivation": Drawing(layer_figures.motivation_values, layer_figures.draw_motivation),
     "ranking": Drawing(figures.ranking_values, figures.draw_ranking),
-    "similarity": Drawing(layer_figures.similarity_values, layer_figures.draw_similarity),
     "sensitivity_interpolation": Drawing(layer_figures.interpolation_values, layer_figures.draw_interpolation),
     "steps": Drawing(figures.steps_values, figures.draw_steps),
     "throughput": Drawing(figures.throughput_values, figures.draw_throughput),

@@ -323,7 +323,7 @@ CHOOSING: dict[str, Callable[[], bool]] = {
         and top1_in_int8("float32", network) - top1_in_int8("float32", network, PLACE) < 2.5
         for network in TINY
     ),
-    "int8: under a third of the bytes": lambda: all(
+    "int8: under a third of float32's bytes": lambda: all(
         in_int8(INT8[0], f"{network}, dense", "megabytes") < in_int8("float32", f"{network}, dense", "megabytes") / 3
         for network in TINY
     ),
