@@ -443,7 +443,7 @@ def draw_trade_off(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure
         for point in own.itertuples():
             style: dict[str, Any] = {"color": colors[point.row], "marker": marks[point.kind], "markersize": 5}
             axes.errorbar(point.speedup, point.difference, point.difference_error, **style, **THIN)
-        level = own[own.difference >= -ERRORS_APART * own.difference_error]
+        level = own[own.difference >= -ERRORS_APART * own.difference_error.fillna(0)]
         best = level.loc[level.speedup.idxmax()]
         told.append(f"{network} {best.speedup:.1f} times ({best.kind}, {best.row})")
     every[0].set_ylabel(f"{experiment.metrics[experiment.ranked_by]}: points from the original, ± standard error")
