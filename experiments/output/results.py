@@ -18,7 +18,7 @@ from experiments.cell import Cell
 from experiments.compose import is_ours
 from experiments.config import USER_ERRORS, Experiment, in_a_line, plain
 from experiments.grid import every_experiment, verified
-from experiments.output import figures, layer_figures
+from experiments.output import figures, layer_figures, speed_figures
 from experiments.output.entries import Entry, entries_of, places_of
 from experiments.output.figures import STYLE, Drawing, panels, placeholder
 from experiments.output.report import STAND_INS, read_result, write_report
@@ -34,11 +34,11 @@ DRAWINGS = {
     "ablation": Drawing(figures.ablation_values, figures.draw_ablation),
     "cross_moments": Drawing(layer_figures.cross_values, layer_figures.draw_cross_moments),
     "motivation": Drawing(layer_figures.motivation_values, layer_figures.draw_motivation),
-    "ranking": Drawing(figures.ranking_values, figures.draw_ranking),
+    "ranking": Drawing(speed_figures.ranking_values, speed_figures.draw_ranking),
     "sensitivity_interpolation": Drawing(layer_figures.interpolation_values, layer_figures.draw_interpolation),
     "steps": Drawing(figures.steps_values, figures.draw_steps),
-    "throughput": Drawing(figures.throughput_values, figures.draw_throughput),
-    "trade_off": Drawing(figures.trade_off_values, figures.draw_trade_off),
+    "throughput": Drawing(speed_figures.throughput_values, speed_figures.draw_throughput),
+    "trade_off": Drawing(speed_figures.trade_off_values, speed_figures.draw_trade_off),
     "token_couplings": Drawing(layer_figures.coupling_values, layer_figures.draw_couplings),
 }
 UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}}  # the same file for the same values
