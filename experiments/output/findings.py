@@ -41,7 +41,7 @@ def leaders_of(experiment: Experiment, entries: Collection[Entry], source: str =
     text = f"{experiment.axis_title}: {text}" if experiment.axis_title else text
     num_columns = own.column.nunique()
     where = [f"{counts.max()} of {num_columns} columns"] * bool(counts.max() < num_columns)
-    where = ["by the mean"] if by_mean else where
+    where = ["by the mean; the figure has those that are level"] if by_mean else where
     is_tested = bool(own.behind.notna().any())  # all errors of others are unknown, as the paper's are
     remarks = ", ".join([*where, *["lead not tested"] * (not is_tested and source == "ours")])
     dense = [entry for entry in entries if is_dense(experiment.rows.get(entry.row, []))]

@@ -107,7 +107,7 @@ def test_what_is_missing_is_listed_with_the_reason(page):
     assert missing["demo_50", "failed", "Failing, Net; Failing, Other"] == "ValueError: 3 < 4 & no luck"
     command = "python -m experiments.reproduce experiment=demo_50"
     assert missing["demo_50", "missing", "Later, Net; Later, Other"] == f"not run yet: {command}"
-    assert "Not run yet: demo_maps." in page.text
+    assert "Without results in this folder: demo_maps." in page.text
     shown = page.rows("demo_50")
     assert (shown["Failing"][0], shown["Later"][0], shown["B"].count("n.a.")) == ("failed", "missing", 1)
     assert "done 24 failed 4 missing 4 n.a. 2 tables not begun 0 cells in 3 tables 34" in page.text
@@ -172,7 +172,7 @@ def test_the_command_rewrites_the_report(command, tmp_path):
     path, drawn = tmp_path / "mini/report.html", [*tmp_path.glob("mini/[tf]*/*.[cmtj]*")]
     committed = {path: path.read_bytes() for path in drawn}
     assert command(main).strip() == str(path) and path.stat().st_size < 3e6
-    assert "Not run yet: model_sizes, " in Page(path).text
+    assert "Without results in this folder: model_sizes, " in Page(path).text
     assert "search_methods stays as it is: none of its cells" in command(main, "experiment=search_methods")
     assert [path for path, content in committed.items() if path.read_bytes() != content] == [] and len(drawn) > 100
     with chromium() as browser:
