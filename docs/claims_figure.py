@@ -39,7 +39,7 @@ def draw_claims(rows: Iterable[tuple[str, ...]]) -> None:
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(-20, 80)
     axes.set_xticks([-10, -1, 0, 1, 10], ["−10", "−1", "0", "+1", "+10"])
-    axes.set_xlabel("lead in points, or in the metric named, ± two standard errors", fontsize=8)
+    axes.set_xlabel("lead in points, or in the metric named, ± two standard errors; logarithmic beyond ±1", fontsize=8)
     axes.set_yticks(range(len(claims)), [fill(cells[0], CHARACTERS_OF_CLAIM) for cells in claims], fontsize=7)
     axes.set_ylim(len(claims) - 0.4, -0.6)
     axes.grid(alpha=0.4, linestyle="--")
