@@ -40,7 +40,6 @@ from tests.docs.readings import (
     PLAIN,
     RANKS,
     SIZES,
-    TOGETHER,
     changed_by_int8,
     columns,
     data_passes,
@@ -197,9 +196,6 @@ RESULTS: dict[str, Callable[[], bool]] = {
         and round(minutes("CoRS") / minutes("CoRS-Fisher, exact")) == 3
         and at("photos/search_methods", "CoRS", "ViT-Tiny, layers at 80 %", "top1", of="behind") < 2
     ),
-    "Other draws change the top-1 of plain layers by several points.": lambda: (
-        at("photos/search_methods", "CoRS-Fisher, exact", "ViT-Tiny, layers at 70 %", "top1", of="deviation") > 3
-    ),
     "the closest estimator, Shampoo², has the highest top-1": lambda: all(
         fisher("Shampoo²", metric) > max(fisher(row, metric) for row in ("FACTS", *OTHERS))
         for metric in ("cosine", "top1")
@@ -247,13 +243,6 @@ RESULTS: dict[str, Callable[[], bool]] = {
     ),
     "at 40 %, units lead on the small DeiT-B and Swin-B": lambda: all(
         lead("units", UNITS, LAYERS, [f"{network}, 40 %"]) > 0.5 for network in BASES[:2]
-    ),
-    "Recovered, the small DeiT-B with units loses half a point at 40 %, and without recovery nearly one;": lambda: (
-        round(2 * lead("beyond", "Dense", "FACTS + CoRS-Fisher, units, recovered", ["DeiT-B, 40 %"])) == 1
-        and 0.8 < lead("beyond", "Dense", "FACTS + CoRS-Fisher, units", ["DeiT-B, 40 %"]) < 1
-    ),
-    "units and tokens gain nothing.": lambda: (
-        lead("beyond", f"{TOGETHER}, recovered", TOGETHER, ["DeiT-B, 50 %", "DeiT-B, 40 %"]) <= 0
     ),
     "With units and tokens, the small DeiT-B segmenter loses over a point.": lambda: (
         lead("beyond_segmentation", "Baseline", "FACTS + CoRS, units and tokens", ["UPerNet, DeiT-B"], "miou") > 1
