@@ -9,7 +9,7 @@ from make_tables import paper_claims
 from matplotlib.figure import Figure
 from measurements import ROOT
 
-from experiments.output.figures import BLACK, BLUE, GREY, VERMILION
+from experiments.output.figures import BLACK, BLUE, GREY, VERMILION, one_legend
 from experiments.record import ERRORS_APART
 from facts.utils.files import replacing
 
@@ -46,8 +46,7 @@ def draw_claims(rows: Iterable[tuple[str, ...]]) -> None:
     for place, cells in enumerate(claims):
         verdict = cells[-1].replace("; ", "\n")
         axes.text(1.01, place, verdict, transform=axes.get_yaxis_transform(), fontsize=6, va="center", color=GREY)
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(handles.values(), handles.keys(), fontsize=7, loc="upper left")
+    one_legend(axes, loc="upper left")
     figure.suptitle(
         f"Of {len(claims)} claims of the paper, on small networks {_counted(claims)}", fontsize=9, weight="bold"
     )

@@ -118,11 +118,9 @@ def verified(experiment: Experiment, name: str) -> Experiment:
         EXPERIMENT.validate_python(plain(experiment))  # OmegaConf does not check what lists hold
     except ValidationError as error:
         raise ValueError(faults_of(error, place)) from None
-    if experiment.experiments:
-        own = plain(experiment.photos) if chosen_profile() == "photos" else {}
-        experiment.experiments = own.get("experiments", experiment.experiments)
-        return experiment
     experiment = experiment if experiment.option else completed(experiment)
+    if experiment.experiments:
+        return experiment
     shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
     if lacking := [field for field, value in shown.items() if not value]:
         raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would produce nothing")
@@ -130,6 +128,8 @@ def verified(experiment: Experiment, name: str) -> Experiment:
         raise ValueError(f"{place}: ranked_by must be one of {', '.join(experiment.metrics)}")
     if experiment.default and experiment.default not in experiment.rows:
         raise ValueError(f"{place}: default must be one of {', '.join(experiment.rows)}, or empty")
+    if unknown := {*experiment.drawn} - {*experiment.rows}:
+        raise ValueError(f"{place}: drawn has {', '.join(sorted(unknown))}, but rows are {', '.join(experiment.rows)}")
     return experiment
 
 

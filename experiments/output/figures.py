@@ -280,6 +280,7 @@ def _loss(own: pd.DataFrame) -> str:
 
 
 def _error(error: float) -> str:
+    """Write an error after a value, if it is known."""
     return "" if np.isnan(error) else f" ± {error:.1f}"
 
 

@@ -87,11 +87,6 @@ def draw_motivation(experiment: Experiment, values: pd.DataFrame) -> tuple[Figur
     _draw_similarity(third, points)
     if points.empty:
         return figure, ""
-    return figure, _message_on(points)
-
-
-def _message_on(points: pd.DataFrame) -> str:
-    """Say which estimator is closest to the Fisher, and which are level in top-1."""
     closest, best = (points.loc[points[metric].idxmax()] for metric in ("cosine", "top1"))
     level = (
         points[points.difference >= -ERRORS_APART * points.difference_error].drop(best.name, errors="ignore").estimator
@@ -99,7 +94,7 @@ def _message_on(points: pd.DataFrame) -> str:
     has = f"of those shown, {best.estimator} has"
     has = "it has" if closest.estimator == best.estimator else has
     text = f"{closest.estimator} is closest to the Fisher; {has} the highest top-1"
-    return text + f", level with {', '.join(level)}" * bool(len(level))
+    return figure, text + f", level with {', '.join(level)}" * bool(len(level))
 
 
 def cross_values(experiment: Experiment, records: Records) -> pd.DataFrame:

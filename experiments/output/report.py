@@ -86,12 +86,14 @@ def write_report(experiments: Iterable[Experiment], folder: Path) -> None:
     )
     for function in (gaps_of, leaders_of, notes_on, panels_of, parts, picture, provenance):
         environment.globals[function.__name__] = function
-    environment.globals |= {"FIRST": FIRST, "LEADERS": LEADERS, "MARKS": MARKS, "TERMS": TERMS}
+    environment.globals |= {"LEADERS": LEADERS, "MARKS": MARKS, "TERMS": TERMS}
     environment.filters |= {"code": code, "marked": marked_up, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     draws = {record.fingerprint: record for result in results for record in result.draws}
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
+    told = [result for result in results if result.message and result.experiment.figure != "ablation"]
     content = {
+        "told": sorted(told, key=lambda result: result.experiment.figure not in FIRST),
         "title": TITLES.get(folder.name, f"Results, profile {folder.name}"),
         "stand_ins": STAND_INS.get(folder.name, ""),
         "about": ABOUT.get(folder.name, "" if compared else UNLIKE),

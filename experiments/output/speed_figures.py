@@ -105,8 +105,8 @@ def throughput_values(experiment: Experiment, records: Records) -> pd.DataFrame:
 def draw_throughput(experiment: Experiment, values: pd.DataFrame) -> tuple[Figure, str]:
     """Plot speeds over the original's by device, a panel per network on one scale; the paper's are hollow."""
     rows = [*dict.fromkeys([*experiment.rows, *values.row])]
-    sides = {True: "here, on networks too small to time well" if experiment.column_titles else "here"}
-    sides[False] = "in the paper"
+    here = "here, on networks too small to time well" if experiment.column_titles else "here"
+    sides = {True: here, False: "in the paper"}
     figure, every = panels(len(experiment.columns), 1.4 + 0.3 * len(rows), sharex=True, sharey=True)
     for axes, column in zip(every, experiment.columns, strict=True):
         axes.set(title=column, xlabel="times the original's speed")

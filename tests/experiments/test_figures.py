@@ -177,7 +177,7 @@ def test_a_figure_of_steps_says_how_far_its_best_method_is_level(right, message)
 
 
 def test_a_figure_of_steps_is_about_the_first_row_drawn_under_the_names_of_the_profile():
-    chosen = {"unranked": ["Dense"], "drawn": ["Layers: FACTS", "Units: FACTS", "of another profile"]}
+    chosen = {"unranked": ["Dense"], "drawn": ["Layers: FACTS", "Units: FACTS", "not measured"]}
     experiment = drawing("steps", "Dense", "Layers: FACTS", "Units: FACTS", "Units: PELA", **chosen)
     right = {"Dense": 170, "Units: FACTS": 168, "Layers: FACTS": 100, "Units: PELA": 169}
     records = {(row, "Net"): judged(number, gflops=1.0) for row, number in right.items()}

@@ -148,6 +148,9 @@ def test_a_foreign_table_and_a_damaged_line_are_named_and_left_out(tmp_path, mon
     path.write_text("name: mine\nmetrics: {top1: T}\nranked_by: top1\nrows: {A: []}\ncolumns: {Net: []}\ndefault: B")
     report_on_all(tmp_path)
     assert "experiment/mine.yaml: default must be one of A, or empty" in caplog.text
+    path.write_text("name: mine\nmetrics: {top1: T}\nranked_by: top1\nrows: {A: []}\ncolumns: {Net: []}\ndrawn: [B]")
+    report_on_all(tmp_path)
+    assert "experiment/mine.yaml: drawn has B, but rows are A" in caplog.text
     assert f"a line of {damaged} is damaged or of another version, and left out: " in caplog.text
     assert (tmp_path / "report.html").exists()
 
